@@ -83,7 +83,7 @@ const (
 	chainDirectAgain      = "direct-again"
 	chainDirectErrors     = "direct-errors"
 
-	// directOthers is how many other endpoints may have had a slot before.
+	// directOthers is the number of other endpoints that may have had a slot before.
 	directOthers = 3
 	// directTTL is enough for a packet to reach the pod of another node, and too small for one that comes from a client. One
 	// that is sent on for the first time has directFirstTTL: enough for the second time when it arrives.
@@ -174,7 +174,7 @@ func (p *program) directChains() []*nft.Chain {
 	}...)
 }
 
-// directBase is what every packet pays that a node forwards.
+// directBase returns the rules that run for every packet that a node forwards.
 func (p *program) directBase() []nft.Rule {
 	find := nft.Jump(chainDirectFind)
 	if cheap := cheapPrefix(p.uses.direct); cheap.Bits() > 0 {
@@ -318,7 +318,7 @@ const (
 	// directSlots is the number of slots of a frontend, a prime. With 1,021, a second or third endpoint moved up to 2.7 %
 	// more slots than its share; with 4,093, 1.6 %.
 	directSlots = 4093
-	// directLoad is how much more than its share an endpoint may have, in percent.
+	// directLoad is the excess over its share that an endpoint may have, in percent.
 	directLoad = 4
 	// directEndpoints bounds the time for slotOwners: 14 ms for 1,000 endpoints, half a millisecond for 3. Up to some 200
 	// endpoints, each has at most 5 % more than its share; beyond, at most one slot more.

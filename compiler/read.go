@@ -51,8 +51,8 @@ type Frontend struct {
 	// Policy is the traffic policy: "Cluster" or "Local". It is empty where the table does not tell: for a frontend
 	// without any endpoint; and for a ClusterIP with endpoints, because its rules are the same under both policies.
 	Policy string
-	// Chain is where new connections go, such as "cluster-3"; empty for none. ShortCircuit is, under policy Local, where
-	// new connections of the cluster's own clients and the node go.
+	// Chain is the chain to which new connections go, such as "cluster-3"; empty for none. ShortCircuit is, under policy
+	// Local, the one for new connections of the cluster's own clients and the node.
 	Chain, ShortCircuit string
 	// Masquerade says that the frontend is external with policy Cluster, so that all its clients are masqueraded. It does
 	// not tell whether those of a ClusterIP are.
@@ -65,7 +65,7 @@ type Frontend struct {
 	Endpoints, LocalEndpoints []netip.AddrPort
 	// Unserved is the fate of new connections that are sent to no endpoint.
 	Unserved Unserved
-	// AffinityTimeout is how long a client keeps its endpoint after its last new connection; 0 means no affinity.
+	// AffinityTimeout is the time for which a client keeps its endpoint after its last new connection; 0 means no affinity.
 	AffinityTimeout time.Duration
 	// AffinityMaps are the names of the maps from clients to endpoints: first that for Endpoints, then that for
 	// LocalEndpoints, if they exist.

@@ -16,9 +16,9 @@ import (
 // opens its own sockets, so a late answer is never taken for that to a later request.
 type Conn struct {
 	netNS int
-	// timeout is how long the kernel may take for one datagram.
+	// timeout bounds the kernel's time for one datagram.
 	timeout time.Duration
-	// eventBuffer is how many bytes of events may wait to be read. The kernel charges about 1 kB for each.
+	// eventBuffer is the size of the buffer for unread events, in bytes. The kernel charges about 1 kB for each event.
 	eventBuffer int
 }
 
@@ -40,7 +40,7 @@ func Dial(netNS int) (*Conn, error) {
 type Stats struct {
 	// Listed, Deleted and Refused count the entries that the kernel listed, deleted, and refused to delete.
 	Listed, Deleted, Refused int
-	// Duration is how long the search took.
+	// Duration is the time that the search took.
 	Duration time.Duration
 }
 
@@ -147,7 +147,7 @@ func (c *Conn) open(groups uint32) (*socket, error) {
 // expect gives the kernel the time for one more datagram.
 func (s *socket) expect() error { return s.nl.SetReadDeadline(time.Now().Add(s.timeout)) }
 
-// deadlineEvery is after how many entries the deadline moves. A datagram has more.
+// deadlineEvery is the number of entries after which the deadline moves. A datagram has more.
 const deadlineEvery = 64
 
 // list sends a request and calls do with each entry of the answer as it arrives, as long as do returns true.

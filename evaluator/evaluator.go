@@ -189,7 +189,7 @@ func (e *Evaluator) Fates(p Packet, added ...Added) (Fates, error) {
 // draws are the numbers that rules draw on one walk. next goes through all combinations.
 type draws struct {
 	numbers, moduli []uint32
-	// used is how many numbers the current walk has drawn.
+	// used counts the numbers that the current walk has drawn.
 	used int
 }
 

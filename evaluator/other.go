@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// maxBranches is how many ways through one base chain of another program are followed.
+	// maxBranches bounds the ways through one base chain of another program that are followed.
 	maxBranches = 256
 	// maxOrders is of how many tables with chains of one priority each is tried as the first one.
 	maxOrders = 256
@@ -46,7 +46,7 @@ type arrival struct {
 	state
 }
 
-// state is what rules change of a packet.
+// state holds the parts of a packet that rules change.
 type state struct {
 	source, destination netip.AddrPort
 	mark, ctMark        uint32

@@ -7,8 +7,8 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// maxNesting is how many chains may be on one path, the base chain included (NFT_JUMP_STACK_SIZE). The kernel refuses a
-// ruleset with more, whether by jump or by goto.
+// maxNesting bounds the chains on one path, the base chain included (NFT_JUMP_STACK_SIZE). The kernel refuses a ruleset
+// with more, whether by jump or by goto.
 const maxNesting = 16
 
 // place is the walk's place in the ruleset.

@@ -28,9 +28,9 @@ type SyncResult struct {
 	// Triggers are the times of the events that led to Changes, as Feed.Take returns them, at most MaxTriggers.
 	// After an error they come again with the next Sync.
 	Triggers []time.Time
-	// Started is when Sync was called.
+	// Started is the time of the call of Sync.
 	Started time.Time
-	// Duration is how long Sync took.
+	// Duration is the time that Sync took.
 	Duration time.Duration
 	// Err is the error of Sync; nil if it succeeded.
 	Err error
@@ -68,7 +68,7 @@ type Loop struct {
 	pending  *Changes
 	triggers []time.Time
 	next     nextTry
-	// started is when the last Sync was called.
+	// started is the time of the last call of Sync.
 	started time.Time
 }
 

@@ -67,8 +67,8 @@ func (p TrafficPolicy) String() string {
 	return "Cluster"
 }
 
-// ServiceType is how a Service is meant to be reached. What has to be done for it is in the other fields of a
-// ServicePort. The zero value is an unknown type.
+// ServiceType is the type of a Service (spec.type). The other fields of a ServicePort say what follows from it. The zero
+// value is an unknown type.
 type ServiceType uint8
 
 // The types of a Service that has a ClusterIP (core/v1 ServiceType).
@@ -231,7 +231,7 @@ type Endpoint struct {
 	// Local says that the endpoint is on this node, Remote that it is on another one. With
 	// neither set its slice names no node, and it may be on this one.
 	Local, Remote bool
-	// Info is what forwarding packets does not need, like the last fields of ServicePort.
+	// Info holds what forwarding packets does not need, like the last fields of ServicePort.
 	Info EndpointInfo
 }
 

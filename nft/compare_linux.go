@@ -150,7 +150,7 @@ func (c *comparison) compareListing(e *elementComparison, have *Set) error {
 	return c.countAgain(e)
 }
 
-// maxAsked is how many elements of one set the kernel is asked for one by one. Each takes some microseconds.
+// maxAsked bounds the elements of one set that the kernel is asked for one by one. Each takes some microseconds.
 const maxAsked = 1000
 
 // askFor asks the kernel for elements that it has not listed. They may be there nevertheless: if an element is

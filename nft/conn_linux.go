@@ -37,7 +37,7 @@ type Conn struct {
 	closed bool
 	// owned are the tables that belong to the socket. The next socket takes them over.
 	owned map[identity]*Table
-	// patience is how long each socket waits for the kernel; tests wait less.
+	// patience bounds each socket's wait for the kernel; tests wait less.
 	patience time.Duration
 	// uncounted hides the kernel's counts of elements, as before Linux 6.15; for tests.
 	uncounted bool

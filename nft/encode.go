@@ -66,7 +66,8 @@ func newMessage(s Step, typ uint16, flags netlink.HeaderFlags, data netlinkattr.
 	}}
 }
 
-// besideFrom is how many elements make a step worth a goroutine. The sets of a first Sync are a few such steps.
+// besideFrom is the number of elements from which on a step is worth a goroutine. The sets of a first Sync are a few
+// such steps.
 const besideFrom = 5000
 
 // elements encodes a step on elements, in a goroutine if they are many.

@@ -81,7 +81,7 @@ type CommitError struct {
 	Step string
 	// Message is the kernel's own explanation, if it gave one.
 	Message string
-	// Others is how many more steps were refused.
+	// Others counts the further steps that were refused.
 	Others int
 	// unread says that the socket may hold more answers of the kernel, or could not hold all.
 	unread bool

@@ -88,7 +88,7 @@ type Monitor struct {
 	pending []Event
 }
 
-// monitorBuffer is how many bytes of descriptions may wait to be read. An element takes some 150 bytes.
+// monitorBuffer is the size of the buffer for unread descriptions, in bytes. An element takes some 150.
 const monitorBuffer = 32 << 20
 
 // Monitor opens a Monitor in the connection's network namespace, and joins. It tells the ends of all commits, and

@@ -57,14 +57,14 @@ func (e Expressions) List() (list []any) {
 const (
 	maxOtherRules = 100_000 // of one table
 	maxListedSets = 1_000   // of one table, to print their first elements
-	// maxListedElement is how many elements of an anonymous set are printed.
+	// maxListedElement bounds the elements of an anonymous set that are printed.
 	maxListedElement = 12
 	// maxRecordedBytes are those of all tables together.
 	maxRecordedBytes = 32 << 20
 )
 
-// MaxRecordedElements is how many elements a set may have that RecordOthers records. To list them takes time in
-// proportion to the square of their number.
+// MaxRecordedElements bounds the elements of a set that RecordOthers records. To list them takes time in proportion to
+// the square of their number.
 const MaxRecordedElements = 10_000
 
 // leftOutError says why the contents of a table were left out.

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// readAttempts is how often a listing is tried when commits keep coming between its parts.
+// readAttempts bounds the tries of a listing when commits keep coming between its parts.
 const readAttempts = 10
 
 // ReadTable reads a table with all its contents except the elements of Dynamic sets (see ReadElements). A table that

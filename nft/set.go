@@ -40,7 +40,7 @@ type Set struct {
 	kernel kernelSet
 }
 
-// kernelSet is what a set of the kernel has and a wanted one cannot have.
+// kernelSet holds the attributes that only a set of the kernel has, not a wanted one.
 type kernelSet struct {
 	// anonymous says that the set belongs to a rule. The kernel deletes it with that rule.
 	anonymous bool
@@ -168,8 +168,8 @@ type Element struct {
 	Verdict Verdict
 	// Comment is shown by nft; at most 127 bytes.
 	Comment string
-	// Timeout is how long an element of a Dynamic set lives after packets last updated it, and Expires how much of
-	// that is left. Both are whole milliseconds, and 0 in other sets.
+	// Timeout is the lifetime of an element of a Dynamic set after packets last updated it, and Expires the rest of it.
+	// Both are whole milliseconds, and 0 in other sets.
 	Timeout, Expires time.Duration
 }
 

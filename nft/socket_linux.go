@@ -26,7 +26,7 @@ type socket struct {
 	port uint32
 	// sequence is the number of the message that was sent last.
 	sequence uint32
-	// patience is how long to wait for each datagram.
+	// patience bounds the wait for each datagram.
 	patience time.Duration
 	buffer   []byte
 }
@@ -78,8 +78,8 @@ func (c *kernelConn) Receive(buffer []byte) (n int, truncated bool, err error) {
 // kernel sends a listing in parts of up to 32 KiB.
 const datagramSize = 1 << 16
 
-// patience is how long a call waits for each part of the kernel's answer. The kernel does the work during the system
-// calls, so an answer that is not there at once hardly ever comes.
+// patience bounds a call's wait for each part of the kernel's answer. The kernel does the work during the system calls,
+// so an answer that is not there at once hardly ever comes.
 const patience = 10 * time.Second
 
 // reply is one message from the kernel. Its Data is valid until the next datagram is received.

@@ -34,7 +34,7 @@ type Table struct {
 	Kernel *KernelTable
 }
 
-// KernelTable is what a table of the kernel has and a wanted one cannot have.
+// KernelTable holds the attributes that only a table of the kernel has, not a wanted one.
 type KernelTable struct {
 	// OwnerPort is the netlink port id of the table's owner; 0 for none. Mostly that is the process id.
 	OwnerPort uint32
@@ -94,7 +94,7 @@ func (t *Table) properties() []string {
 // orphan reports whether the table has lost its owner and can be taken over.
 func (t *Table) orphan() bool { return t.Persist && !t.Owner }
 
-// identity is what tells one table from another, and one set from others in tables of one name.
+// identity tells one table from another, and one set from others in tables of one name.
 type identity struct {
 	family Family
 	name   string

@@ -41,7 +41,7 @@ type Tracer struct {
 	pending []Trace
 }
 
-// traceBuffer is how many bytes of steps may wait to be read. A step takes some 200 bytes, and in the kernel 1 KiB.
+// traceBuffer is the size of the buffer for unread steps, in bytes. A step takes some 200, and in the kernel 1 KiB.
 const traceBuffer = 16 << 20
 
 // Trace opens a Tracer in the connection's network namespace. The process needs CAP_NET_ADMIN.

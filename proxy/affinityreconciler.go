@@ -15,9 +15,9 @@ import (
 )
 
 const (
-	// affinityBatch is how many clients one transaction changes. A Sync waits for one such transaction at most.
+	// affinityBatch bounds the clients that one transaction changes. A Sync waits for one such transaction at most.
 	affinityBatch = 500
-	// affinityAttempts is how often a change of a map is tried if elements expire or appear meanwhile.
+	// affinityAttempts bounds the tries of a change of a map whose elements expire or appear at the same time.
 	affinityAttempts = 5
 	// lateDelay is longer than a packet needs from the rule that chooses an endpoint to the rule that records it.
 	lateDelay = time.Second

@@ -33,7 +33,7 @@ func (b *Backend) lost() {
 	}
 }
 
-// differenceAttempts is how often the tables are read if others commit during each reading.
+// differenceAttempts bounds the readings of the tables if others commit during each.
 const differenceAttempts = 10
 
 // reconcileTables is reconcile without the temporary tables. A reason to replace the tables may be chance: a lack of

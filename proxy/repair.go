@@ -40,7 +40,7 @@ type repairer struct {
 	monitor *nft.Monitor
 	// concurrent records the own commits while a comparison runs; nil while none does.
 	concurrent *concurrentChanges
-	// failures is how many comparisons failed in a row.
+	// failures counts the comparisons that failed in a row.
 	failures int
 }
 
@@ -63,7 +63,7 @@ func (b *Backend) Check(ctx context.Context) (repaired bool, err error) {
 	return repaired, err
 }
 
-// check adds missing tables and, with compare, compares the tables over conn. compared is how long that took, without
+// check adds missing tables and, with compare, compares the tables over conn. compared is the time that it took, without
 // waits for Syncs.
 func (r *repairer) check(ctx context.Context, conn *nft.Conn, compare bool) (compared time.Duration, repaired bool, err error) {
 	r.checking.Lock()
@@ -164,7 +164,7 @@ func (c *comparison) run(ctx context.Context, conn *nft.Conn) (tx nft.Transactio
 	return tx, err
 }
 
-// comparisonFailures is how many comparisons in a row must fail until the tables are reconciled.
+// comparisonFailures is the number of failed comparisons in a row after which the tables are reconciled.
 const comparisonFailures = 3
 
 // cannotCompare counts comparisons that failed for another reason than changes of the ruleset. After too many it

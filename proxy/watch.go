@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	// CheckInterval is how often Watch asks for the kernel's generation number, in case a notice was lost or the kernel
-	// gives none. Asking takes microseconds.
+	// CheckInterval is the interval at which Watch asks for the kernel's generation number, in case a notice was lost or
+	// the kernel gives none. Asking takes microseconds.
 	CheckInterval = time.Second
 	// restPerComparison is the ratio of rest to comparisons, and maxComparisonRest bounds the rest.
 	restPerComparison = 20
@@ -158,7 +158,7 @@ func (r *repairer) rest(wait time.Duration) {
 const (
 	// conflictGap is the longest time between two repairs in a row.
 	conflictGap = 10 * time.Second
-	// conflictRepairs is how many repairs in a row can be chance. More are a conflict.
+	// conflictRepairs is the number of repairs in a row that can be chance. More are a conflict.
 	conflictRepairs = 5
 )
 

@@ -74,7 +74,7 @@ type Tracker struct {
 	// Source waits for that; a Backend never does.
 	mu     sync.Mutex
 	synced bool
-	// waiting is what the Source still waits for.
+	// waiting names the resources for which the Source still waits.
 	waiting string
 	entries map[objectName]*entry
 	slices  map[objectName]*endpointSlice

@@ -110,7 +110,7 @@ func (s *session) containerName() string {
 	return containers[0].Name
 }
 
-// logLines is how many lines of the pod's log are sent to a report, which keeps the last MiB.
+// logLines bounds the lines of the pod's log that are sent to a report, which keeps the last MiB.
 const logLines = "10000"
 
 // report writes a report to a file of this machine. Unless --log is given, it has the log of the proxy's pod.

@@ -155,7 +155,7 @@ func (s *session) getPod(ctx context.Context, namespace, name string) (*corev1.P
 	return &pod, s.client.Get().Namespace(namespace).Resource("pods").Name(name).Do(ctx).Into(&pod)
 }
 
-// dialed is what a client dials.
+// dialed is an address and port that a client dials, with the protocol.
 type dialed struct {
 	at       netip.AddrPort
 	protocol corev1.Protocol

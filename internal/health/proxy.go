@@ -60,7 +60,7 @@ type Proxy struct {
 	leaving bool
 	// awaitsNode says that the proxy waits for the Node.
 	awaitsNode bool
-	// waitingFor is what the source waits for; empty once it is synced.
+	// waitingFor names the resources for which the source waits; empty once it is synced.
 	waitingFor string
 	// failing holds the resources that cannot be watched.
 	failing map[string]bool

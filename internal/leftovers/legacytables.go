@@ -13,7 +13,7 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// maxLegacyRules is how many rules a table may have that LegacyTables returns.
+// maxLegacyRules bounds the rules of a table that LegacyTables returns.
 const maxLegacyRules = 100_000
 
 // LegacyTable is a table of iptables-legacy as iptables-nft would have made it, called such as

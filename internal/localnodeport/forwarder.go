@@ -15,8 +15,8 @@ type Options struct {
 	// Addresses are those to listen on, as the function Addresses returns them. Without any, nothing is
 	// served.
 	Addresses []netip.Addr
-	// MaxConnections is how many connections are forwarded at a time, all node ports together; more wait until others end.
-	// One node port on one address may have half of them, and at least one. 0 means 1,000.
+	// MaxConnections bounds the connections that are forwarded at a time, all node ports together; more wait until others
+	// end. One node port on one address may have half of them, and at least one. 0 means 1,000.
 	MaxConnections int
 	// OnListeners, if set, is called with the number of listeners in a family when that changes.
 	OnListeners func(family model.Family, count int)

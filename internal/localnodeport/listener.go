@@ -18,10 +18,10 @@ import (
 )
 
 const (
-	// dialTimeout is how long an endpoint may take to accept a connection, as in kube-proxy.
+	// dialTimeout bounds the time in which an endpoint accepts a connection, as in kube-proxy.
 	dialTimeout = 5 * time.Second
-	// maxDials is how many endpoints are tried for one connection. An endpoint that died refuses connections until it is
-	// gone from the EndpointSlices.
+	// maxDials bounds the endpoints that are tried for one connection. An endpoint that died refuses connections until it
+	// is gone from the EndpointSlices.
 	maxDials = 3
 )
 
@@ -221,7 +221,7 @@ func sleep(ctx context.Context, wait time.Duration) bool {
 type choice struct {
 	mu        sync.Mutex
 	endpoints []model.Endpoint
-	// affinity is how long an endpoint is kept after the last new connection; 0 is not at all.
+	// affinity is the time for which an endpoint is kept after the last new connection; 0 keeps none.
 	affinity time.Duration
 	// kept is the endpoint to keep, used when it was last drawn.
 	kept netip.AddrPort

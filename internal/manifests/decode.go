@@ -17,7 +17,7 @@ import (
 
 // document is one YAML or JSON document of a file.
 type document struct {
-	// number counts from 1, line is where the document starts in its file, from 1.
+	// number is the document's number in its file, line that of its first line. Both count from 1.
 	number, line int
 	text         []byte
 }

@@ -61,7 +61,7 @@ func (d *directory) refresh(dir string) (errs []error) {
 	return errs
 }
 
-// refreshFile returns what the file stands for now. old is what it was before, or nil.
+// refreshFile returns the file's present state. old is the state before, or nil.
 func refreshFile(name string, now content, old *file) *file {
 	f := &file{}
 	if old != nil {

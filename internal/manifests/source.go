@@ -23,12 +23,12 @@ import (
 type Source struct {
 	// Dir is the directory, absolute or relative to the working directory.
 	Dir string
-	// Quiet is how long the directory must be without changes before it is read, so that a file is not read while it is
-	// written. Default 50 ms. A directory that changes all the time is read after 20 times as long. Before the first
-	// read, the modification times of the directory and the files count.
+	// Quiet is the time without changes after which the directory is read, so that a file is not read while it is written.
+	// Default 50 ms. A directory that changes all the time is read after 20 times as long. Before the first read, the
+	// modification times of the directory and the files count.
 	Quiet time.Duration
-	// Rescan is how often the directory is read without a notice of a change. The kernel gives none for network file
-	// systems, for links into other directories, and when no inotify watches are left. Default 1 minute.
+	// Rescan is the interval at which the directory is read without a notice of a change. The kernel gives none for
+	// network file systems, for links into other directories, and when no inotify watches are left. Default 1 minute.
 	Rescan time.Duration
 
 	// Empty decides about a directory without any Service that needs a proxy.
@@ -42,9 +42,9 @@ type Source struct {
 	empty     *model.EmptyState
 	// emptyReason says why empty holds the state.
 	emptyReason string
-	// failing is what OnFailing was told last. synced says that the sink was told everything once.
+	// failing is the last argument of OnFailing. synced says that the sink got everything once.
 	failing, synced bool
-	// held has the reason that OnHeld was told last for each resource that is held.
+	// held has, for each resource that is held, the reason that OnHeld got last.
 	held map[string]string
 	// told holds the errors of the last read, with the time of the next line about each. ignored holds the kinds ignored
 	// so far, each of which is logged once.
@@ -52,7 +52,7 @@ type Source struct {
 	ignored map[groupKind]bool
 }
 
-// reminder is when an error that stays is logged again.
+// reminder holds the time at which an error that stays is logged again.
 type reminder struct {
 	at time.Time
 	// waits gives the next ones; nil before the first.

@@ -17,7 +17,7 @@ type ServiceCount struct {
 	Refused [compiler.CountedKinds]uint64
 }
 
-// unseenReadings is how many incomplete readings must leave an element out until it counts as gone.
+// unseenReadings is the number of incomplete readings without an element after which it counts as gone.
 const unseenReadings = 10
 
 // countTotals adds up counters by Service port.

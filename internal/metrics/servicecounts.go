@@ -26,7 +26,7 @@ func newServiceDesc(name, help string) *metrics.Desc {
 	return newDesc(name, help, "namespace", "service", "port")
 }
 
-// CountsOfServices are what the metrics of Services show: ServiceCounts.
+// CountsOfServices gives the metrics of Services their values. ServiceCounts implements it.
 type CountsOfServices interface {
 	// Each calls each with every count: that of a Service port, or that of all others.
 	Each(each func(ServiceCount))
@@ -64,7 +64,7 @@ const (
 	// maxCountedElements is the largest number of elements of a set that is read. A listing takes the kernel time in
 	// proportion to the square of the size: some 0.8 s for that many.
 	maxCountedElements = 50_000
-	// maxCountedPorts is how many Service ports have a count of their own. All others share one.
+	// maxCountedPorts bounds the Service ports with a count of their own. All others share one.
 	maxCountedPorts = 1000
 )
 

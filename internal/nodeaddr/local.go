@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// answerTimeout is how long the kernel may take to list the routes.
+// answerTimeout bounds the time in which the kernel lists the routes.
 const answerTimeout = 10 * time.Second
 
 var addressFamilies = map[model.Family]uint8{model.IPv4: unix.AF_INET, model.IPv6: unix.AF_INET6}

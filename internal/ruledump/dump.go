@@ -186,7 +186,7 @@ func fromChain(c *nft.Chain) chainText {
 	return out
 }
 
-// maxSize is how many bytes of a dump are read. A dump of 10,000 Services with 10 endpoints each has some 30 MB.
+// maxSize bounds the bytes of a dump that are read. A dump of 10,000 Services with 10 endpoints each has some 30 MB.
 const maxSize = 1 << 30
 
 var errTruncated = errors.New("the dump is truncated: it ends in the middle")

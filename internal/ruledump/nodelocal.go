@@ -16,7 +16,7 @@ import (
 	"github.com/nftproxy/nftproxy/nodelocal"
 )
 
-// nodeLocalPatience is how long FromNodeLocal waits for the full state of a server.
+// nodeLocalPatience bounds FromNodeLocal's wait for the full state of a server.
 const nodeLocalPatience = 10 * time.Second
 
 // FromNodeLocal compiles the state that a server of the node-local API has for the node. target is unix:///PATH, or

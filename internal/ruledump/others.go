@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxRoutes is how many routes are read.
+// maxRoutes bounds the routes that are read.
 const maxRoutes = 10_000
 
 // AddOthers reads the tables of other programs, and the routes and interfaces of this network namespace, for a walk

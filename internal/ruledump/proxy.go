@@ -20,9 +20,9 @@ import (
 const ProxyAddress = "127.0.0.1:10249"
 
 const (
-	// proxyPatience is how long RunningProxy waits for the whole answer.
+	// proxyPatience bounds RunningProxy's wait for the whole answer.
 	proxyPatience = 2 * time.Second
-	// maxConfigz is how many bytes of an answer are read. A configuration has some 3 kB.
+	// maxConfigz bounds the bytes of an answer that are read. A configuration has some 3 kB.
 	maxConfigz = 1 << 20
 )
 

@@ -38,7 +38,7 @@ type Header struct {
 	Node string `json:"node,omitempty"`
 	// NodeSource says where the name of a kernel's node comes from: NodeFromProxy or NodeFromHost.
 	NodeSource string `json:"nodeSource,omitempty"`
-	// Taken is when the tables were read; zero for compiled ones.
+	// Taken is the time at which the tables were read; zero for compiled ones.
 	Taken time.Time `json:"taken,omitzero"`
 	// Generation is the kernel's count of commits; 0 for tables that are not from a kernel.
 	Generation uint32 `json:"generation,omitempty"`

@@ -60,7 +60,7 @@ func request[T any](ctx context.Context, outage *outage, ask func() (T, error)) 
 	return answer, err
 }
 
-// noWatch is what client-go returns, without an error, when it has got no answer to several requests.
+// noWatch is the type that client-go returns, without an error, after several requests without an answer.
 var noWatch = reflect.TypeOf(watch.NewEmptyWatch())
 
 var errNoAnswer = errors.New("no answer from the API server in time")

@@ -51,7 +51,7 @@ type outage struct {
 	streaming bool
 	// refusal is the reason of the refusal that was logged last; empty while the resource is served.
 	refusal metav1.StatusReason
-	// since is when the first of failures came. kinds holds those that were logged, the last one at logged.
+	// since is the time of the first of failures. kinds holds those that were logged, the last one at logged.
 	since, logged time.Time
 	failures      int
 	kinds         map[string]bool

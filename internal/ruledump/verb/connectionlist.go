@@ -131,7 +131,7 @@ type Connections struct {
 	Flows    []*serviceFlow   `json:"connections,omitempty"`
 	By       string           `json:"by,omitempty"`
 	Sums     []*connectionSum `json:"sums,omitempty"`
-	// limit is how many lines are kept.
+	// limit bounds the lines that are kept.
 	limit int
 }
 

@@ -12,7 +12,7 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// maxConnections is how many connections are shown. There may be a million.
+// maxConnections bounds the connections that are shown. There may be a million.
 const maxConnections = 10
 
 // connection is an entry of conntrack.

@@ -329,7 +329,7 @@ func (d *Difference) addElements(is, table string, s *nft.Step) {
 	slices.SortFunc(d.Rules[first:], func(a, b differentRule) int { return strings.Compare(a.What, b.What) })
 }
 
-// diffShown is how many Services, and how many elements and rules, are printed.
+// diffShown bounds the Services, and the elements and rules, that are printed.
 const diffShown = 20
 
 // Text implements View.

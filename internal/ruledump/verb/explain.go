@@ -372,7 +372,7 @@ func (e *Explanation) intended(o *evaluator.Outcome) string {
 
 func tableName(t *nft.Table) string { return t.Family.String() + " " + t.Name }
 
-// explainShown is how many destinations, and elements of one rule, are printed for people.
+// explainShown bounds the destinations, and the elements of one rule, that are printed for people.
 const explainShown = 10
 
 // head is the outcome in one line, with the first destinations.

@@ -30,7 +30,7 @@ type Filter struct {
 	at     uint16
 	// protocol is that of at; 0 for all.
 	protocol model.Protocol
-	// text is what the user asked for.
+	// text is the user's argument.
 	text string
 	// unserved selects frontends without an endpoint for some clients.
 	unserved bool

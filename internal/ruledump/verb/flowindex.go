@@ -22,7 +22,7 @@ type flowIndex struct {
 	rules  *ruledump.Snapshot
 	// hops, if set, finds next hops, for a filter that is one.
 	hops *nextHops
-	// checked is when refresh last looked for changed rules.
+	// checked is the time at which refresh last looked for changed rules.
 	checked time.Time
 
 	frontends map[dialedKey]*compiler.Frontend
@@ -99,7 +99,7 @@ func (x *flowIndex) refresh(ctx context.Context) error {
 	return x.build(rules)
 }
 
-// manyQueries is how many frontends are asked for one by one. The kernel walks the whole table for each.
+// manyQueries bounds the frontends that are asked for one by one. The kernel walks the whole table for each.
 const manyQueries = 8
 
 // queries returns what to ask the kernel for.

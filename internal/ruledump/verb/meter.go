@@ -49,7 +49,7 @@ type meteredElement struct {
 	read  time.Time
 }
 
-// traffic is what a Service port did a second.
+// traffic holds the rates of a Service port, per second.
 type traffic struct {
 	Connections float64 `json:"connections"`
 	// Packets and Bytes are those of both directions. Conntrack's events have none.

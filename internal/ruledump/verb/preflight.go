@@ -280,7 +280,7 @@ func (p *preflight) checkConfig() {
 	}
 }
 
-// shownNames is how many chains, addresses or Services a finding names.
+// shownNames bounds the chains, addresses or Services that a finding names.
 const shownNames = 5
 
 // some returns the first of a list, and how many more there are.

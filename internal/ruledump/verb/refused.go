@@ -48,12 +48,12 @@ type refusals struct {
 	tracing
 	filter  Filter
 	clients netip.Prefix
-	// limit is how many packets a second each rule may mark.
+	// limit bounds the packets that each rule marks, per second.
 	limit int
 	// selected are the keys of the frontends, and the ClusterIPs, that the filter selects; nil for all.
 	selected map[nft.Data]bool
 	print    func(*refusal) error
-	// check is when to look for changed rules next, and earliest when they may be read again at all.
+	// check is the time of the next look for changed rules, and earliest the first time at which they may be read again.
 	check, earliest time.Time
 	// counts counts the packets since second, of each reason.
 	second time.Time

@@ -35,11 +35,11 @@ const (
 const (
 	// partPatience is the time for each part.
 	partPatience = 10 * time.Second
-	// maxLog is how many bytes of the end of a log are kept.
+	// maxLog bounds the bytes of the end of a log that are kept.
 	maxLog = 1 << 20
-	// maxPage is how many bytes a page of the proxy may have.
+	// maxPage bounds the bytes of a page of the proxy.
 	maxPage = 32 << 20
-	// maxInterfaces is how many interfaces are described.
+	// maxInterfaces bounds the interfaces that are described.
 	maxInterfaces = 500
 )
 

@@ -225,7 +225,7 @@ func memoryOf(s *nft.Set) int {
 	return bytes
 }
 
-// statsShown is how many maps of affinity, and how many refused Service ports, are printed for people.
+// statsShown bounds the maps of affinity, and the refused Service ports, that are printed for people.
 const statsShown = 10
 
 // Text implements View.

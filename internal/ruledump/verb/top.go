@@ -114,7 +114,7 @@ type Rates struct {
 	options topOptions
 }
 
-// serviceRate is what one Service port did a second.
+// serviceRate holds the rates of one Service port, per second.
 type serviceRate struct {
 	Namespace string `json:"namespace"`
 	Service   string `json:"service"`
@@ -128,7 +128,7 @@ type serviceRate struct {
 	name string
 }
 
-// refusedRate is what was refused a second for one reason.
+// refusedRate holds the packets refused for one reason, per second.
 type refusedRate struct {
 	Reason  string  `json:"reason"`
 	Packets float64 `json:"packets"`

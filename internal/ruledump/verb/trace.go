@@ -108,7 +108,7 @@ type tracedPacket struct {
 	Outcome     *Outcome `json:"outcome,omitempty"`
 	// Agrees says that explain expects the same; nil if explain does not know, as Expected says.
 	Agrees *bool `json:"explainAgrees,omitempty"`
-	// Expected is what explain says instead.
+	// Expected holds the outcomes that explain gives instead.
 	Expected []string `json:"explainSays,omitempty"`
 }
 

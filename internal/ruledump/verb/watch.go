@@ -124,7 +124,7 @@ type watchOptions struct {
 	proxy string
 	// serviceProxyName is that of a proxy beside another one, which names the tables.
 	serviceProxyName string
-	// maxParts is how many parts of a commit are kept, which bounds the memory.
+	// maxParts bounds the parts of a commit that are kept, and so the memory.
 	maxParts int
 }
 
