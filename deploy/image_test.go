@@ -277,11 +277,7 @@ func testImageAlonePrintsItsVersion(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := container{Root: newRoot(t), Command: append(config.Config.Entrypoint, "--version"), Env: config.Config.Env, ReadOnlyRootFilesystem: true}
-	cmd, err := c.command()
-	if err != nil {
-		t.Fatal(err)
-	}
-	output, err := cmd.CombinedOutput()
+	output, err := c.command(t).CombinedOutput()
 	if err != nil || !strings.Contains(string(output), testVersion) {
 		t.Errorf("error %v, output %q; want %s", err, output, testVersion)
 	}

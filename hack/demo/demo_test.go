@@ -74,7 +74,7 @@ func checkNothingLeft(t *testing.T, tmp string) {
 func checkDemo(t *testing.T, demo *lab.Process) {
 	t.Helper()
 	begin := time.Now()
-	if err := run(demo); err != nil {
+	if err := runToEnd(demo); err != nil {
 		t.Fatal(err)
 	}
 	if took := time.Since(begin); took > await.Patience {
@@ -101,7 +101,7 @@ func checkDemo(t *testing.T, demo *lab.Process) {
 	}
 }
 
-func run(demo *lab.Process) error {
+func runToEnd(demo *lab.Process) error {
 	if err := demo.Cmd.Start(); err != nil {
 		return err
 	}
@@ -194,7 +194,7 @@ func testDemoExplainsAMissingProgram(t *testing.T) {
 		t.Fatal(err)
 	}
 	demo, _ := demoIn(t, dir)
-	if err := run(demo); err == nil {
+	if err := runToEnd(demo); err == nil {
 		t.Error("no error")
 	}
 	if got, want := demo.Output(), "demo: kube-proxy not found: run `make demo`\n"; got != want {

@@ -38,6 +38,7 @@ func watchedFor(t *testing.T, c *cluster, sink *recorder) {
 }
 
 func testBookmarkSavesTheNextList(t *testing.T) {
+	t.Parallel()
 	tests := map[string]struct {
 		bookmark  bool
 		wantLists int

@@ -10,6 +10,7 @@ import (
 )
 
 func testForeignAndHeadlessObjectsStayAtTheServer(t *testing.T) {
+	t.Parallel()
 	tests := map[string]struct {
 		proxyName  string
 		arrive     []string

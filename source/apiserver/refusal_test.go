@@ -10,6 +10,7 @@ import (
 )
 
 func testServiceCIDRsMayBeRefused(t *testing.T) {
+	t.Parallel()
 	tests := map[string]struct {
 		status int
 		logged string

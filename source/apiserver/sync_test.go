@@ -42,6 +42,7 @@ func testEmptyClusterIsSynced(t *testing.T) {
 }
 
 func testSyncedWaitsForEveryNeededResource(t *testing.T) {
+	t.Parallel()
 	for _, resource := range []string{"services", "endpointslices"} {
 		t.Run(resource, func(t *testing.T) {
 			forEachObedientServer(t, "fail for one resource", func(t *testing.T, c *cluster) {

@@ -62,6 +62,7 @@ func (r *reports) of(resource string) (out []bool) {
 }
 
 func testFailingServiceCIDRsDelayNothing(t *testing.T) {
+	t.Parallel()
 	for name, spoil := range spoil {
 		t.Run(name, func(t *testing.T) {
 			forEachObedientServer(t, "fail for one resource", func(t *testing.T, c *cluster) {
@@ -92,6 +93,7 @@ func testFailingServiceCIDRsDelayNothing(t *testing.T) {
 }
 
 func testFailingNodeIsNotWaitedForForEver(t *testing.T) {
+	t.Parallel()
 	for name, spoil := range spoil {
 		t.Run(name, func(t *testing.T) {
 			forEachObedientServer(t, "fail for one resource", func(t *testing.T, c *cluster) {
