@@ -206,7 +206,7 @@ plot: ## docs/performance.svg: first Sync, one change and memory from 1,000 to 1
 
 SOAK ?= 30m
 SEED ?= 0
-soak: ## random changes, faults and traffic for SOAK (30m); SEED replays one; the last line is the verdict
+soak: prerequisites ## random changes, faults and traffic for SOAK (30m); SEED replays one; the last line is the verdict
 	$(GO) test -c -o $(BIN)/soak.test ./integration/soak
 	cd integration/soak && $(abspath $(BIN))/soak.test -test.run '^TestSoak$$' -test.timeout 0 -test.v -soak $(SOAK) -seed $(SEED)
 

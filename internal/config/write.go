@@ -35,16 +35,15 @@ func Write(c *v1alpha2.KubeProxyConfiguration, version, path string) (lost []v1a
 	if err != nil {
 		return nil, fmt.Errorf("write configuration %s: %w", path, err)
 	}
-	if err := replaceFile(path, data); err != nil {
+	if err := ReplaceFile(path, data, 0o644); err != nil {
 		return nil, fmt.Errorf("write configuration %s: %w", path, err)
 	}
 	return lost, nil
 }
 
-// replaceFile writes a file whole or not at all. It writes in place if the path is no regular file, such as
-// /dev/stdout, or if it cannot write the directory.
-func replaceFile(path string, data []byte) error {
-	mode := fs.FileMode(0o644)
+// ReplaceFile writes a file whole or not at all. A new file gets the mode; one that is there keeps its own. It writes in
+// place if the path is no regular file, such as /dev/stdout, or if it cannot write the directory.
+func ReplaceFile(path string, data []byte, mode fs.FileMode) error {
 	if info, err := os.Stat(path); err == nil {
 		target, err := filepath.EvalSymlinks(path) // of /dev/stdout there is none where it is a pipe
 		if err != nil || !info.Mode().IsRegular() {

@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nftproxy/nftproxy/internal/config"
 	"github.com/nftproxy/nftproxy/internal/ruledump"
 	"github.com/nftproxy/nftproxy/internal/version"
 	"github.com/nftproxy/nftproxy/nft"
@@ -382,7 +383,7 @@ func (r *report) write(cmd *cobra.Command, output string) error {
 	case output == "-":
 		_, err = cmd.OutOrStdout().Write(b.Bytes())
 	default:
-		err = os.WriteFile(output, b.Bytes(), 0o600)
+		err = config.ReplaceFile(output, b.Bytes(), 0o600) // half a report helps nobody
 	}
 	if err != nil {
 		return fmt.Errorf("write the report: %w", err)
