@@ -24,8 +24,8 @@ const (
 	// patience bounds the wait for the answer of a connection. Until the router and the nodes know that a node died,
 	// packets are lost.
 	patience = 15 * time.Second
-	// directPatience is the bound for a connection with direct return: it must not be lost, so only a test that fails
-	// waits so long, and a node's last.
+	// directPatience is the bound for a connection with direct return. It must not be lost unless its endpoint's node
+	// died, so only then, and in a test that fails, is the wait so long.
 	directPatience = 40 * time.Second
 	// again is the time after which a datagram without an answer is sent again.
 	again = time.Second
