@@ -186,6 +186,7 @@ func (e *endpointChains) addSet(c endpointChain, state *chainState) {
 	// The same object, if it went since the last commit: see nft.Draft.PutSet.
 	if state.set, _ = e.draft.SetBefore(c.setName()); state.set == nil {
 		state.set = &nft.Set{Name: c.setName(), Key: e.program.key(false)}
+		state.set.Grow(state.frontends)
 	}
 	e.draft.PutSet(state.set)
 	for _, element := range e.services.Elements() {
