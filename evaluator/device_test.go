@@ -153,6 +153,9 @@ func TestDevicesShareChains(t *testing.T) {
 
 // A dump can have more chains than a kernel.
 func TestDevicesOfManyTables(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes more than a second of processor time")
+	}
 	var tables []*nft.Table
 	for i := range 50_000 {
 		tables = append(tables, &nft.Table{

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/netip"
@@ -35,12 +36,12 @@ func always() bool { return true }
 // freePort returns a port that nobody has in either family.
 func freePort(t *testing.T) uint16 {
 	t.Helper()
-	for range 100 {
-		l, err := net.Listen("tcp4", "127.0.0.1:0")
+	for range 1000 {
+		port := 20_000 + nextPort.Add(1)%10_000
+		l, err := net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", port))
 		if err != nil {
-			t.Fatal(err)
+			continue
 		}
-		port := l.Addr().(*net.TCPAddr).Port
 		l6, err := net.Listen("tcp6", fmt.Sprintf("[::1]:%d", port))
 		l.Close()
 		if err == nil {
@@ -51,6 +52,12 @@ func freePort(t *testing.T) uint16 {
 	t.Fatal("no free port")
 	return 0
 }
+
+// nextPort makes freePort give each port once, which the kernel does not (port 0), and none that it gives to clients
+// meanwhile (net.ipv4.ip_local_port_range).
+var nextPort atomic.Uint32
+
+func init() { nextPort.Store(rand.Uint32N(10_000)) }
 
 // occupy takes a port as another program would.
 func occupy(t *testing.T, port uint16) net.Listener {

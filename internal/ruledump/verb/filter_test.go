@@ -50,6 +50,9 @@ func TestEachCellIsAccepted(t *testing.T) {
 		"baseline-of-the-example", "affinity-under-policy-local", "source-ranges-drop-all-others", "both-policies-local",
 		"one-port-number-for-tcp-udp-and-sctp", "each-named-port-goes-to-its-own-target", "no-endpoints-refuses-every-frontend",
 	} {
+		if testing.Short() && name != "baseline-of-the-example" && name != "affinity-under-policy-local" {
+			continue
+		}
 		from := []string{"--manifests", exampleDir + "manifests", "--node", lab.NodeName}
 		if name != "baseline-of-the-example" {
 			c := flows.FindCase(t, name)
