@@ -100,7 +100,7 @@ func (p pod) run(t *testing.T, c corev1.Container, command ...string) (string, e
 	if err := p.cluster.node.Do(cmd.Start); err != nil {
 		t.Fatal(err)
 	}
-	tooLong := time.AfterFunc(await.Patience, func() { _ = cmd.Process.Kill() })
+	tooLong := time.AfterFunc(5*await.Patience, func() { _ = cmd.Process.Kill() })
 	defer tooLong.Stop()
 	err := cmd.Wait()
 	if err != nil {

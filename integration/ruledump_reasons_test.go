@@ -71,15 +71,7 @@ func testExplainKnowsWhatTheKernelLearned(t *testing.T) {
 	g := flows.FindCase(t, "affinity-over-cluster-ip")
 	l := lab.ForTest(t)
 	replace(t, lab.Conn(t, l.Node), g.Compile(t))
-	endpoints, err := flows.Endpoints(g.Manifests())
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, err := flows.NewRunner(l, endpoints)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
+	r := serve(t, l, g)
 	all := []string{"10.244.1.5:8080", "10.244.1.6:8080", "10.244.2.6:8080"}
 	before := explainLive(t, l, lab.ClientAddrs.IPv4.String(), "10.96.0.10:80")
 	if want := "to " + strings.Join(all, " or ") + ", source kept"; !strings.Contains(before, want) {

@@ -46,11 +46,11 @@ var quantities = map[string][]string{
 // Each cell that a verb prints for a golden case is accepted by each verb that takes a Service or an address: services
 // prints its row again, and the others answer, or say that the cell names several Services.
 func TestEachCellIsAccepted(t *testing.T) {
-	for _, name := range []string{
+	for i, name := range []string{
 		"baseline-of-the-example", "affinity-under-policy-local", "source-ranges-drop-all-others", "both-policies-local",
 		"one-port-number-for-tcp-udp-and-sctp", "each-named-port-goes-to-its-own-target", "no-endpoints-refuses-every-frontend",
 	} {
-		if testing.Short() && name != "baseline-of-the-example" && name != "affinity-under-policy-local" {
+		if testing.Short() && i > 1 {
 			continue
 		}
 		from := []string{"--manifests", exampleDir + "manifests", "--node", lab.NodeName}

@@ -112,11 +112,12 @@ func (x *flowIndex) queries() (queries []conntrack.Query) {
 			all := len(x.serviceCIDRs) > 0
 			var some []conntrack.Query
 			for key := range x.frontends {
-				if all = all || len(some) > manyQueries; all {
+				if all {
 					break
 				}
 				if key.family == table && key.protocol == protocol {
 					some = append(some, conntrack.Query{Family: family, Protocol: uint8(protocol), Dialed: key.at})
+					all = len(some) > manyQueries
 				}
 			}
 			if all {
