@@ -237,11 +237,23 @@ func (n *node) generation(t testing.TB) uint32 {
 	return g
 }
 
+// expectEntriesWithPods fails unless node 2, which has an endpoint of the Service with direct return, has entries in its
+// conntrack, and node 1, which has none, has none.
+func (f *fabric) expectEntriesWithPods(t testing.TB) {
+	t.Helper()
+	if n := f.nodes[1].entries(t, direct); n != 0 {
+		t.Errorf("node 1, which has no pod, has %d conntrack entries of the Service", n)
+	}
+	if f.nodes[2].entries(t, direct) == 0 {
+		t.Error("node 2, which has a pod, has no conntrack entries of the Service")
+	}
+}
+
 // entries counts the entries of a node's conntrack that are of a Service.
 func (n *node) entries(t testing.TB, s service) (entries int) {
 	t.Helper()
 	must(t, n.Do(func() error {
-		b, err := os.ReadFile("/proc/net/nf_conntrack")
+		b, err := os.ReadFile("/proc/thread-self/net/nf_conntrack") // /proc/net is that of the process's first thread
 		for _, family := range families {
 			entries += strings.Count(string(b), "dst="+s.addr(family).StringExpanded()+" ")
 		}
