@@ -46,33 +46,44 @@ func testChartHasNothingForHelmToComplainAbout(t *testing.T) {
 	}
 }
 
-var usedObject = regexp.MustCompile(`daemonset/(\S+)`)
+var (
+	usedObject  = regexp.MustCompile(`daemonset/(\S+)`)
+	noteCommand = regexp.MustCompile(`^  (?:kubectl|helm) -n kube-system `)
+)
 
 // What helm prints after an installation names what there is, in the namespace where it is.
 func testNotesNameWhatWasInstalled(t *testing.T) {
 	v := monitored()
 	v["privilegedInit"] = false
+	v["canary"] = values{"enabled": true, "tag": "v2"}
+	v["nodeLocalServer"] = values{"enabled": true, "address": "control-plane.example"}
 	files, err := renderFiles(v, engine.Render)
 	if err != nil {
 		t.Fatal(err)
 	}
 	text := files[notes]
-	set := get[*appsv1.DaemonSet](t, chart(t, v), "DaemonSet nftproxy")
+	all := chart(t, v)
 	commands := 0
 	for line := range strings.Lines(text) {
 		for _, used := range usedObject.FindAllStringSubmatch(line, -1) {
+			get[*appsv1.DaemonSet](t, all, "DaemonSet "+used[1])
+		}
+		if strings.HasPrefix(line, " ") {
 			commands++
-			if used[1] != set.Name || !strings.Contains(line, "-n "+set.Namespace+" ") {
-				t.Errorf("%q names another DaemonSet or namespace than %s/%s", line, set.Namespace, set.Name)
+			if !noteCommand.MatchString(line) {
+				t.Errorf("%q is in another namespace than the release", line)
 			}
 		}
 	}
-	for _, want := range []string{"privilegedInit is false", "metrics at 0.0.0.0:10249"} {
+	for _, want := range []string{
+		"privilegedInit is false", "metrics at 0.0.0.0:10249", "nftproxy.io/canary have a pod of daemonset/nftproxy-canary",
+		"nftproxy-node-local-server\nfor the server, nftproxy-backend for",
+	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the notes do not say %q:\n%s", want, text)
 		}
 	}
-	if commands < 3 {
+	if commands != 5 {
 		t.Errorf("the notes have %d commands:\n%s", commands, text)
 	}
 }
