@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -394,8 +395,9 @@ func TestPreflightBesideAKubeProxy(t *testing.T) {
 	if err := os.WriteFile(file, []byte(kubeadmFile("mode: ipvs\nipvs: {scheduler: wlc}")), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	start := func(args ...string) {
+	start := func(args ...string) (stop func()) {
 		old := exec.Command("/bin/bash")
+		old.Dir = filepath.Dir(file)
 		old.Args = append([]string{"/usr/local/bin/kube-proxy", "-c", "read", "kube-proxy"}, args...)
 		if _, err := old.StdinPipe(); err != nil { // read waits for it
 			t.Fatal(err)
@@ -403,16 +405,22 @@ func TestPreflightBesideAKubeProxy(t *testing.T) {
 		if err := old.Start(); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = old.Process.Kill(); _ = old.Wait() })
+		stop = sync.OnceFunc(func() { _ = old.Process.Kill(); _ = old.Wait() })
+		t.Cleanup(stop)
+		return stop
 	}
 	if got := look(t); got.Mode != "none" || got.has("go running") {
 		t.Errorf("before it runs:\n%s", TextOf(&got, "text"))
 	}
+	for _, named := range []string{filepath.Base(file), file} { // also one in the process's own directory
+		stop := start("--config=" + named)
+		got := look(t)
+		got.expect(t, "go running: --config="+named, "look ipvs: ipvs.scheduler is wlc", `stop config: does not have the mode "ipvs"`)
+		stop()
+	}
 	start("--config=" + file)
-	got := look(t)
-	got.expect(t, "go running: --config="+file, "look ipvs: ipvs.scheduler is wlc", `stop config: does not have the mode "ipvs"`)
 	start("--proxy-mode", "iptables")
-	got = look(t)
+	got := look(t)
 	got.expect(t, "look running: 2 processes called kube-proxy")
 }
 

@@ -65,10 +65,13 @@ func runningProxies() (found []runningProxy) {
 
 // configFile returns the path of the process's configuration file, as this process can open it; empty for none.
 func (r *runningProxy) configFile() string {
-	if r.config == "" {
+	switch {
+	case r.config == "":
 		return ""
+	case filepath.IsAbs(r.config):
+		return filepath.Join("/proc", r.pid, "root", r.config)
 	}
-	return filepath.Join("/proc", r.pid, "root", r.config)
+	return "/proc/" + r.pid + "/cwd/" + r.config // as it is: ".." must not leave the process's directory by name
 }
 
 func (p *preflight) checkRunning() {
