@@ -32,7 +32,7 @@ var suites = []suite{
 	{name: "repair", pkg: "integration", run: "^Test(Repair|UntranslatedConnection)$"},
 	{
 		name: "atomicity", pkg: "integration/stress", run: "^Test(Changes|Generations|UDPFlows|AffinityFlood)$",
-		args: []string{"-changes=100", "-forged-clients=20000", "-packets=20000", "-datagram-every=100ms"}, // an emulated machine is slow
+		args: []string{"-changes=100", "-forged-clients=20000", "-packets=20000", "-datagram-every=50ms"}, // an emulated machine is slow
 	},
 	{name: "without IPv6", pkg: "integration", run: "^Test(KernelWithoutIPv6|GoldenFlows)$", parameters: "ipv6.disable=1"},
 	{name: "takeover", pkg: "integration/takeover", run: "^TestTakeover$"},

@@ -90,7 +90,7 @@ func testDirectReturn(t *testing.T, overlay bool) {
 	}
 }
 
-// lateDatagrams are UDP flows that a busy machine may lose, of 1,000.
+// lateDatagrams are UDP flows that a busy machine may lose, of 500.
 const lateDatagrams = 2
 
 // step is something that happens while connections are open, of which those to the Service with direct return must live.

@@ -18,7 +18,7 @@ import (
 )
 
 // flows is the number of open connections to each Service, of each family and protocol.
-const flows = 500
+const flows = 250
 
 const (
 	// patience bounds the wait for the answer of a connection. Until the router and the nodes know that a node died,

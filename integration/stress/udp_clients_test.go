@@ -112,21 +112,28 @@ func (c *udpClient) keepSending() {
 	}
 }
 
-// expectNone checks that nobody answers what the client sends from now on.
-func (c *udpClient) expectNone(t *testing.T) {
+// expectNone checks that nobody answers what the clients send from now on.
+func expectNone(t *testing.T, clients []*udpClient) {
 	t.Helper()
-	tried := func() int {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		return c.sent + c.refused
+	from, tried := mark(clients), map[*udpClient]int{}
+	for _, c := range clients {
+		tried[c] = c.tried()
 	}
-	from, until := c.count(), tried()+enough
-	c.eventually(t, func() bool { return tried() >= until })
-	got := c.answers(from, c.count())
-	delete(got, "")
-	if len(got) > 0 {
-		t.Errorf("%s: still answered: %v", c.name, got)
+	for _, c := range clients {
+		c.eventually(t, func() bool { return c.tried() >= tried[c]+enough })
+		got := c.answers(from[c], c.count())
+		delete(got, "")
+		if len(got) > 0 {
+			t.Errorf("%s: still answered: %v", c.name, got)
+		}
 	}
+}
+
+// tried returns the number of datagrams that were sent, and of refusals.
+func (c *udpClient) tried() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.sent + c.refused
 }
 
 // count returns the number of datagrams sent so far: later ones have at least this number.

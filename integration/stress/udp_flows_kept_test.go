@@ -114,11 +114,10 @@ func testUDPFlowsEndWhen(t *testing.T) {
 			c.sync(t, full(dns(first)...))
 			clients := c.clientsOfDNS(t)
 			others := c.clientsOfAnotherProgram(t)
-			start := mark(slices.Concat(append(slices.Collect(maps.Values(clients)), others)...))
+			ours := slices.Concat(slices.Collect(maps.Values(clients))...)
+			start := mark(append(ours, others...))
 			start.expect(t, others, podNames[keeper])
-			for _, kind := range all {
-				start.expect(t, clients[kind], podNames[first])
-			}
+			start.expect(t, ours, podNames[first])
 			entries := c.entries(t)
 			if tt.before != nil {
 				c.sync(t, tt.before)
@@ -128,15 +127,18 @@ func testUDPFlowsEndWhen(t *testing.T) {
 			}
 			c.sync(t, tt.after)
 			now := c.entries(t)
+			var ended, kept []*udpClient
 			for kind, clients := range clients {
 				if slices.Contains(tt.ends, kind) {
-					for _, client := range clients {
-						client.expectNone(t)
-					}
-					continue
+					ended = append(ended, clients...)
+				} else {
+					kept = append(kept, clients...)
 				}
-				start.expect(t, clients, podNames[first])
-				expectEntries(t, clients, entries, now)
+			}
+			expectNone(t, ended)
+			if len(kept) > 0 {
+				start.expect(t, kept, podNames[first])
+				expectEntries(t, kept, entries, now)
 			}
 			start.expect(t, others, podNames[keeper])
 			expectEntries(t, others, entries, now)
