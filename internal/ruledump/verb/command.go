@@ -160,13 +160,23 @@ addresses are private. --clients adds them.`,
 	})
 }
 
+// oneArgument refuses all numbers of arguments but one, and says what it wants.
+func oneArgument(want string) cobra.PositionalArgs {
+	return func(_ *cobra.Command, args []string) error {
+		if len(args) != 1 {
+			return fmt.Errorf("want one argument, %s, and got %d", want, len(args))
+		}
+		return nil
+	}
+}
+
 func newManCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    "man DIRECTORY",
 		Short:  "Write man pages",
 		Long:   `man writes the man pages of ruledump and of all its commands to a directory, from the text that --help prints.`,
 		Hidden: true,
-		Args:   cobra.ExactArgs(1),
+		Args:   oneArgument("a directory"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := os.MkdirAll(args[0], 0o755); err != nil {
 				return fmt.Errorf("man pages: %w", err)

@@ -41,6 +41,7 @@ func TestExitStatus(t *testing.T) {
 		{"similar flag", []string{"services", "--namspace=shop"}, 2, "", "ruledump: unknown flag: --namspace; did you mean --namespace?"},
 		{"similar flag with one dash", []string{"live", "-dump", "x"}, 2, "", "did you mean --dump?"},
 		{"argument too many", []string{"live", "now"}, 2, "", `"ruledump live --help" says more`},
+		{"no argument", []string{"graph", manifests, "--node=node-1"}, 2, "", "ruledump: want one argument, a Service, such as shop/web, and got 0"},
 		{"flag missing", []string{"compile", manifests}, 2, "", "--node is missing: rules are compiled for one Node"},
 		{"flag without its other half", []string{"explain", "--from=10.0.0.1", "--to=10.0.0.2:80", manifests}, 2, "", "--node is missing: rules are compiled for one Node"},
 		{"trace without a terminal", []string{"trace", "--to=shop/web"}, 2, "", "ruledump: trace adds a table to the kernel while it runs: give --yes if you want that"},

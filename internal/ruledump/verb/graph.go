@@ -29,7 +29,7 @@ drawing, for example in an issue. With -o dot it prints Graphviz's text.`,
 
   # A picture by Graphviz, with the nodes of endpoints.
   ruledump graph shop/web --kubeconfig ~/.kube/config --node node-1 -o dot | dot -Tsvg > web.svg`,
-		Args: cobra.ExactArgs(1),
+		Args: oneArgument("a Service, such as shop/web"),
 	}
 	from.addNamesTo(cmd)
 	return from.shows(cmd, newFormat("mermaid", "dot"), func(_ *cobra.Command, s *ruledump.Snapshot, filter Filter) (View, error) {
