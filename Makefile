@@ -38,7 +38,7 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 .PHONY: api build image release site sbom demo test check check-api unit modules fuzz golden generate bench plot soak test-386 test-arch test-skew test-kernels vulnerabilities clean
 
 build: announce ## static binaries in bin/
-	$(BUILD) -o $(BIN)/ $(COMMANDS) $(PLUGIN)
+	$(BUILD) $(if $(filter true,$(FIRST_BUILD)),-v) -o $(BIN)/ $(COMMANDS) $(PLUGIN)
 
 .PHONY: plugin
 plugin: ## bin/_plugin/OS/ARCH, the plugin for kubectl for all of PLATFORMS, with its bill of materials
@@ -65,11 +65,11 @@ release: ## VERSION=v0.1.0: bin/release/v0.1.0, all files of a release; the same
 	rm -rf $(BIN)/release/$(VERSION)
 	cd tools && $(GO) run ./release -version $(VERSION) -created $(SOURCE_DATE_EPOCH) -binaries $(abspath $(BIN))/linux -plugins $(abspath $(BIN))/_plugin -image $(abspath $(BIN))/image.tar -name $(IMAGE) -proxytest $(abspath $(BIN))/_proxytest -proxytest-image $(abspath $(BIN))/proxytest.tar -root .. -o $(abspath $(BIN))/release/$(VERSION)
 
-PROGRAMS ?= $(BIN)
-LISTED   ?= kube-proxy ruledump
 site: ## bin/site, the pages of docs/ with search; needs mkdocs and mkdocs-material (apt-get), fails on a broken link
 	mkdocs build --strict --quiet -f tools/site/mkdocs.yml -d $(abspath $(BIN))/site
 
+PROGRAMS ?= $(BIN)
+LISTED   ?= kube-proxy ruledump
 sbom: ## PROGRAMS/sbom.cdx.json, the modules that are linked into the programs there
 	cd tools && $(GO) run ./sbom -version $(VERSION) -created $(SOURCE_DATE_EPOCH) -o $(abspath $(PROGRAMS))/sbom.cdx.json $(addprefix $(abspath $(PROGRAMS))/,$(LISTED))
 
@@ -105,9 +105,10 @@ matrix: build ## docs/proxytest-matrix.md: the golden cases over bin/kube-proxy,
 
 .PHONY: announce quick prerequisites format
 
-announce: # go list says whether Kubernetes' libraries have to be compiled
-	@[ "$$(CGO_ENABLED=0 $(GO) list $(BUILDFLAGS) -f '{{.Stale}}' k8s.io/client-go/rest)" != true ] || \
-		echo "The first build compiles Kubernetes' libraries: about 130 s of processor time."
+# Whether Kubernetes' libraries have to be compiled: true or false. Only then does the build name each package.
+FIRST_BUILD = $(shell CGO_ENABLED=0 $(GO) list $(BUILDFLAGS) -f '{{.Stale}}' k8s.io/client-go/rest)
+announce:
+	@[ "$(FIRST_BUILD)" != true ] || echo "The first build compiles Kubernetes' libraries: about 130 s of processor time."
 
 # The packages whose tests need root and network namespaces.
 NAMESPACES := integration hack examples
@@ -235,6 +236,10 @@ test-skew: ## the version before this one (PREVIOUS=REVISION, the last tag) and 
 
 test-kernels: ## the tests that depend on the kernel, on Debian's kernels 6.1 and 6.12 in qemu; long
 	$(GO) run ./hack/kernels -report docs/kernels.md
+
+.PHONY: help
+help: ## this list
+	@sed -n 's/^\([a-z][a-z0-9-]*\):[^#]*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 
 clean:
 	rm -rf bin

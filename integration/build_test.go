@@ -252,9 +252,13 @@ func TestFirstBuild(t *testing.T) {
 	for stale, want := range map[string]string{"true": "The first build compiles", "false": "build of"} {
 		t.Run("nothing compiled: "+stale, func(t *testing.T) {
 			m := newMachine(t, "0")
-			m.add(t, "go", `case $1 in list) echo `+stale+`;; *) echo build of the programs;; esac`)
-			if out, ok := m.make(t, "build"); !ok || !strings.HasPrefix(out, want) || !strings.Contains(out, "build of the programs") {
+			m.add(t, "go", `case $1 in list) echo `+stale+`;; *) echo build of the programs $*;; esac`)
+			out, ok := m.make(t, "build")
+			if !ok || !strings.HasPrefix(out, want) || !strings.Contains(out, "build of the programs") {
 				t.Errorf("success: %t, output %q, want one that begins with %q, and the build", ok, out, want)
+			}
+			if shown := strings.Contains(out, " -v "); shown != (stale == "true") {
+				t.Errorf("names the packages that it compiles: %t, in %q", shown, out)
 			}
 		})
 	}
