@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
@@ -50,8 +51,21 @@ func (n *nodeLocalOptions) files() nodelocal.TLSFiles {
 	return nodelocal.TLSFiles{Cert: n.CertFile, Key: n.KeyFile, CA: n.CAFile}
 }
 
+const tlsFlags = "--node-local-cert-file, --node-local-key-file, --node-local-ca-file"
+
+// checkTLS refuses an address of the network without the files for TLS.
+func (n *nodeLocalOptions) checkTLS(address string) error {
+	if strings.HasPrefix(address, "tcp://") && !n.files().Any() {
+		return fmt.Errorf("%s needs TLS with client certificates: set %s", address, tlsFlags)
+	}
+	return nil
+}
+
 // newClient returns a client of the source with the caller's options and those of the flags.
 func (n *nodeLocalOptions) newClient(ctx context.Context, options nodelocal.Options) (*nodelocal.Client, error) {
+	if err := n.checkTLS(n.Source); err != nil {
+		return nil, fmt.Errorf("--node-local-source: %w", err)
+	}
 	options.Logger = klog.FromContext(ctx)
 	options.OnSkip = func(error) { metrics.CountSkip(tracker.KindService, "unknown_value") }
 	options.Limits = nodelocal.Limits{Ports: int(n.Limits.Ports), Addresses: int(n.Limits.Addresses), Bytes: int(n.Limits.Bytes)}
@@ -60,7 +74,7 @@ func (n *nodeLocalOptions) newClient(ctx context.Context, options nodelocal.Opti
 		options.TLS = func() (*tls.Config, error) {
 			config, err := files.Client()
 			if err != nil {
-				err = fmt.Errorf("--node-local-cert-file, --node-local-key-file, --node-local-ca-file: %w", err)
+				err = fmt.Errorf("%s: %w", tlsFlags, err)
 			}
 			return config, err
 		}
@@ -77,6 +91,9 @@ func (n *nodeLocalOptions) newClient(ctx context.Context, options nodelocal.Opti
 
 // serve adds a server of t's state to the group.
 func (n *nodeLocalOptions) serve(ctx context.Context, group *errgroup.Group, t *tracker.Tracker) error {
+	if err := n.checkTLS(n.Serve); err != nil {
+		return err
+	}
 	options := server.Options{
 		Logger:  klog.FromContext(ctx),
 		AnyNode: !ptr.Deref(n.AuthorizeNodeNames, true),
@@ -85,7 +102,7 @@ func (n *nodeLocalOptions) serve(ctx context.Context, group *errgroup.Group, t *
 	if files := n.files(); files.Any() {
 		var err error
 		if options.TLS, err = files.Server(); err != nil {
-			return fmt.Errorf("--node-local-cert-file, --node-local-key-file, --node-local-ca-file: %w", err)
+			return fmt.Errorf("%s: %w", tlsFlags, err)
 		}
 	}
 	listener, err := server.Listen(ctx, n.Serve, options.TLS != nil)

@@ -9,12 +9,14 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-base/featuregate"
 
 	"github.com/nftproxy/nftproxy/internal/config"
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
+	"github.com/nftproxy/nftproxy/nodelocal"
 )
 
 const splitDocs = "../../docs/node-local.md"
@@ -204,5 +206,17 @@ func testRefusedFieldOfAFile(t *testing.T) {
 	}
 	if err := refused("--kube-api-burst=20"); err == nil || !strings.HasPrefix(err.Error(), "--kube-api-burst: ") {
 		t.Errorf("error %v does not name the flag of the proxy", err)
+	}
+}
+
+// On the network both sides need the files for TLS, and the error names their flags.
+func TestNodeLocalAddressWithoutTLS(t *testing.T) {
+	const address = "tcp://127.0.0.1:1"
+	o := nodeLocalOptions{NodeLocalConfiguration: v1alpha2.NodeLocalConfiguration{Source: address, Serve: address}}
+	_, client := o.newClient(t.Context(), nodelocal.Options{Node: "node-1"})
+	for side, err := range map[string]error{"client": client, "server": o.serve(t.Context(), new(errgroup.Group), nil)} {
+		if err == nil || !strings.Contains(err.Error(), address+" needs TLS with client certificates: set --node-local-cert-file") {
+			t.Errorf("%s: %v", side, err)
+		}
 	}
 }

@@ -41,6 +41,8 @@ func TestExitStatus(t *testing.T) {
 		{"similar flag", []string{"services", "--namspace=shop"}, 2, "", "ruledump: unknown flag: --namspace; did you mean --namespace?"},
 		{"similar flag with one dash", []string{"live", "-dump", "x"}, 2, "", "did you mean --dump?"},
 		{"argument too many", []string{"live", "now"}, 2, "", `"ruledump live --help" says more`},
+		{"no target", []string{"services", "--node-local=there", "--node=node-1"}, 2, "", `ruledump: --node-local: not a target: "there"`},
+		{"no certificate", []string{"services", "--node-local=tcp://127.0.0.1:1", "--node=node-1"}, 2, "", "tcp://127.0.0.1:1 needs TLS with a client certificate: set --node-local-cert-file"},
 		{"no argument", []string{"graph", manifests, "--node=node-1"}, 2, "", "ruledump: want one argument, a Service, such as shop/web, and got 0"},
 		{"flag missing", []string{"compile", manifests}, 2, "", "--node is missing: rules are compiled for one Node"},
 		{"flag without its other half", []string{"explain", "--from=10.0.0.1", "--to=10.0.0.2:80", manifests}, 2, "", "--node is missing: rules are compiled for one Node"},

@@ -172,6 +172,8 @@ func (s *source) checkWanted() error {
 		return errors.New("--manifests, --kubeconfig and --node-local are different sources: give one")
 	case s.nodeLocal == "" && s.files.Any():
 		return errors.New("the --node-local-*-file flags say how to reach a node-local server: give --node-local too")
+	case strings.HasPrefix(s.nodeLocal, "tcp://") && !s.files.Any():
+		return fmt.Errorf("--node-local: %s needs TLS with a client certificate: set --node-local-cert-file, --node-local-key-file, --node-local-ca-file", s.nodeLocal)
 	case s.isCompiled() && s.node == "":
 		return errors.New("--node is missing: rules are compiled for one Node")
 	case !s.isCompiled() && s.node != "":
@@ -242,7 +244,11 @@ func (s *source) compile(cmd *cobra.Command) (*ruledump.Snapshot, error) {
 	case s.kubeconfig != "":
 		return ruledump.FromCluster(cmd.Context(), s.kubeconfig, how)
 	case s.nodeLocal != "":
-		return ruledump.FromNodeLocal(cmd.Context(), s.nodeLocal, s.files, how)
+		rules, err := ruledump.FromNodeLocal(cmd.Context(), s.nodeLocal, s.files, how)
+		if errors.Is(err, nodelocal.ErrTarget) {
+			err = fmt.Errorf("--node-local: %w", err)
+		}
+		return rules, err
 	}
 	return ruledump.FromManifests(s.manifests, how)
 }
