@@ -1,5 +1,5 @@
 // Command ruledump shows the nftables rules that the proxy wrote, or would write: as rules, as Services, as the way of
-// a packet. It never changes anything and runs no other program.
+// a packet. It changes no rule of the proxy and runs no other program.
 package main
 
 import (
