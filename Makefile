@@ -12,7 +12,7 @@ KUBE_INFO    := k8s.io/component-base/version
 LDFLAGS      := -s -w -X github.com/nftproxy/nftproxy/internal/version.own=$(VERSION) -X $(KUBE_INFO).gitVersion=$(KUBE)+nftproxy-$(VERSION) \
 	-X $(KUBE_INFO).gitMajor=$(patsubst v%,%,$(word 1,$(subst ., ,$(KUBE)))) -X $(KUBE_INFO).gitMinor=$(word 2,$(subst ., ,$(KUBE)))
 # A number of runs, not a time: at a deadline go test now and then reports "context deadline
-# exceeded" for a fuzz target that found nothing. `make fuzz FUZZTIME=10m` for a long one.
+# exceeded" for a fuzz target that found nothing. `make fuzz FUZZTIME=500000x` for a long one.
 FUZZTIME    ?= 5000x
 BIN         ?= bin
 # Without grpcnotrace gRPC brings in html/template, for which the linker keeps every method: 5 MB more.
