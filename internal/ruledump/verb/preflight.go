@@ -255,20 +255,24 @@ func (p *preflight) checkConfig() {
 	for _, r := range p.running {
 		path = cmp.Or(path, r.configFile())
 	}
-	if path == "" {
-		p.look("the settings of the kube-proxy are not known", "findings may be missing, and masquerade bit 14 is assumed",
+	unknown := func(why string) {
+		p.look("the settings of the kube-proxy are not known"+why, "findings may be missing, and masquerade bit 14 is assumed",
 			"give its file: --from-config")
+	}
+	if path == "" {
+		unknown("")
 		return
 	}
 	data, err := os.ReadFile(path)
-	if err != nil && p.config != "" {
+	switch {
+	case err != nil && p.config != "":
 		p.err = err
 		return
+	case err != nil:
+		unknown(": " + err.Error())
+		return
 	}
-	if err == nil {
-		p.settings, err = config.Parse(data)
-	}
-	if err != nil {
+	if p.settings, err = config.Parse(data); err != nil {
 		p.stop(err.Error(), "the proxy would not start with this file", "correct the field that is named")
 		return
 	}

@@ -418,9 +418,13 @@ func TestPreflightBesideAKubeProxy(t *testing.T) {
 		got.expect(t, "go running: --config="+named, "look ipvs: ipvs.scheduler is wlc", `stop config: does not have the mode "ipvs"`)
 		stop()
 	}
+	stop := start("--config=missing")
+	got := look(t)
+	got.expect(t, "look config: the settings of the kube-proxy are not known: open /proc/")
+	stop()
 	start("--config=" + file)
 	start("--proxy-mode", "iptables")
-	got := look(t)
+	got = look(t)
 	got.expect(t, "look running: 2 processes called kube-proxy")
 }
 
