@@ -1,6 +1,7 @@
 package server_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -160,10 +161,10 @@ func TestDetails(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, port := range update.Set {
-			if port.Id.Service == "web-1" && port.ServiceLabels["tier"] != "middle" {
-				t.Errorf("web-1 has labels %v", port.ServiceLabels)
-			}
+		if !slices.ContainsFunc(update.Set, func(port *nodelocalv1.ServicePort) bool {
+			return port.Id.Service == "web-1" && port.ServiceLabels["tier"] == "middle"
+		}) {
+			t.Errorf("no web-1 with its label in %v", update.Set)
 		}
 	})
 }
