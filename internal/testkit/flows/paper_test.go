@@ -28,8 +28,8 @@ func TestGoldenFlowsOnPaper(t *testing.T) {
 func judgeOnPaper(t *testing.T, e *evaluator.Evaluator, f Flow, packet evaluator.Packet, g Case) {
 	t.Helper()
 	fates, err := e.Fates(packet)
-	if err != nil {
-		t.Fatal(err)
+	if err != nil || len(fates) == 0 {
+		t.Fatalf("%d fates, error %v", len(fates), err)
 	}
 	for i := range fates {
 		if reason := judgeFate(f, &fates[i]); reason != "" {

@@ -10,7 +10,9 @@ import (
 	"testing"
 	"time"
 
+	mdnetlink "github.com/mdlayher/netlink"
 	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/ti-mo/conntrack"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -178,8 +180,18 @@ func namespaceID(t *testing.T) string {
 
 func testFlushConntrackForgets(t *testing.T) {
 	l := ForTest(t)
-	if err := l.Node.FlushConntrack(); err != nil {
-		t.Error(err)
+	conn, err := conntrack.Dial(&mdnetlink.Config{NetNS: int(l.Node.NetNS().Fd())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	for range 2 { // of an entry that exists, Create is an error
+		if err := conn.Create(conntrack.NewFlow(unix.IPPROTO_UDP, 0, ClientAddrs.IPv4, OutsideAddrs.IPv4, 1024, 53, 60, 0)); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Node.FlushConntrack(); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

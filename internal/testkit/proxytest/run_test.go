@@ -145,6 +145,9 @@ func testAProxyThatIgnoresAFamily(t *testing.T) {
 		if !strings.HasPrefix(r.Failure, want) || want == "" && r.Failure != "" {
 			t.Errorf("%s: failure %q, want %q", r.Case, r.Failure, want)
 		}
+		if len(r.Differences) == 0 {
+			t.Errorf("%s: no difference", r.Case)
+		}
 		for _, d := range r.Differences {
 			if d.Seen != "not sent: the proxy does not serve IPv6" {
 				t.Errorf("%s: %+v", r.Case, d)
