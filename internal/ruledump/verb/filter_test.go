@@ -181,7 +181,7 @@ func TestFilter(t *testing.T) {
 		t.Run(strings.Join(tc.args, " "), func(t *testing.T) {
 			args := append([]string{"services", "-o", "name", "--manifests", exampleDir + "manifests", "--config", exampleDir + "config.yaml", "--node", lab.NodeName}, tc.args...)
 			status, stdout, stderr := execute(args...)
-			if status != 0 && (tc.want == "" || !strings.Contains(stderr, tc.want)) || status == 0 && strings.Join(strings.Fields(stdout), " ") != tc.want {
+			if status != 0 && (tc.want == "" || !strings.HasPrefix(stderr, "ruledump: "+tc.want)) || status == 0 && strings.Join(strings.Fields(stdout), " ") != tc.want {
 				t.Errorf("want %q, got %q %s", tc.want, stdout, stderr)
 			}
 		})
