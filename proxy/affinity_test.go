@@ -130,12 +130,15 @@ func testSyncWhileClientsGo(t *testing.T) {
 	var busy sync.WaitGroup
 	defer busy.Wait()
 	defer cancel()
+	came := 0
 	busy.Go(func() {
 		for ctx.Err() == nil {
 			for i := range 200 {
 				e := m.Element(client(i), stickyEndpoint(1))
 				step := nft.Step{Op: nft.AddElements, Table: m.Table, Set: m.Set, Elements: []nft.Element{e}}
-				_, _ = others.Commit(t.Context(), nft.Transaction{Steps: []nft.Step{step}})
+				if _, err := others.Commit(t.Context(), nft.Transaction{Steps: []nft.Step{step}}); err == nil {
+					came++
+				}
 				step.Op = nft.DeleteElements
 				_, _ = others.Commit(t.Context(), nft.Transaction{Steps: []nft.Step{step}})
 			}
@@ -153,6 +156,9 @@ func testSyncWhileClientsGo(t *testing.T) {
 	}
 	cancel()
 	busy.Wait()
+	if came == 0 {
+		t.Error("no client came")
+	}
 	eventually(t, "nobody is with the endpoint that went", func() bool { return len(clientsIn(t, b.conn, m)) == 0 })
 }
 
