@@ -53,7 +53,7 @@ func testEvaluatorAgreesWithTheKernel(t *testing.T) {
 			rt.Fatalf("%+v\n%s\n%v", config, portsOf(m), err)
 		}
 	})
-	t.Logf("connections by what became of them: %v", b.tally.counts)
+	b.tally.expectAll(t)
 }
 
 // bench is a lab in which rulesets are tried.
@@ -117,6 +117,16 @@ func (t *tally) add(what string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.counts[what]++
+}
+
+func (t *tally) expectAll(test *testing.T) {
+	test.Helper()
+	test.Logf("connections by what became of them: %v", t.counts)
+	for _, kind := range []any{flows.Refused, flows.Dropped, flows.Untouched, flows.Kept, flows.Masqueraded} {
+		if t.counts[fmt.Sprint(kind)] == 0 {
+			test.Errorf("none was %s", kind)
+		}
+	}
 }
 
 // compare sends all flows at the same time.

@@ -205,6 +205,7 @@ func testRefusedGoldenFlows(t *testing.T) {
 			if err := watch.Stop(t); err != nil {
 				t.Fatal(err)
 			}
+			read()
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("-refused +told:\n%s", diff)
 			}

@@ -271,6 +271,7 @@ func expectNoLoop(t *testing.T, f *fabric) {
 func expectStrayPacketEnds(t *testing.T, f *fabric) {
 	t.Helper()
 	const sent = 100
+	lab.Nft(t, f.router, "table ip stray { chain c { type filter hook forward priority 0; iifname client tcp sport 20000-20099 counter; }; }", "-f", "-")
 	before := f.received(t)
 	must(t, f.client.Do(func() error {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_TCP)
@@ -290,6 +291,12 @@ func expectStrayPacketEnds(t *testing.T, f *fabric) {
 		}
 		return nil
 	}))
+	await.Until(t, "the router has sent them on", func() error {
+		if table := lab.Nft(t, f.router, "", "list", "table", "ip", "stray"); !strings.Contains(table, fmt.Sprintf("packets %d ", sent)) {
+			return errors.New(table)
+		}
+		return nil
+	})
 	time.Sleep(200 * time.Millisecond)
 	if copies := f.received(t) - before; copies > 6*sent {
 		t.Errorf("%d stray packets became %d", sent, copies)
