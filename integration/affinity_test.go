@@ -443,7 +443,11 @@ func (a *affinityTest) learnedElements() int {
 func (a *affinityTest) learned() (all []nft.Element) {
 	a.Helper()
 	c := lab.Conn(a, a.lab.Node)
-	for _, table := range a.backend.Tables() {
+	for _, family := range []nft.Family{nft.FamilyIP, nft.FamilyIP6} {
+		table, err := c.ReadTable(context.Background(), family, compiler.TableName)
+		if err != nil {
+			a.Fatal(err)
+		}
 		for _, set := range table.Sets {
 			if !compiler.IsAffinityMap(set.Name) {
 				continue
