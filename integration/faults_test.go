@@ -162,6 +162,7 @@ func (k killer) run(t *testing.T, f *troubled, state clusterState) bool {
 		case k.at > 0 && calls.Add(1) == k.at:
 			kill()
 		case k.at == 0 && c.Number() == unix.SYS_SENDMSG && len(c.Message()) > longCommit:
+			calls.Add(1)
 			time.AfterFunc(k.during, kill)
 		}
 		return process.Pass
@@ -187,6 +188,9 @@ func (k killer) run(t *testing.T, f *troubled, state clusterState) bool {
 	early := killed.Load()
 	kill()
 	<-ended
+	if k.at == 0 && calls.Load() == 0 {
+		t.Error("no commit was long")
+	}
 	return early
 }
 

@@ -186,8 +186,8 @@ func testHealthUntilTheFirstSync(t *testing.T) {
 			}
 			// What nothing waits for may take longer: client-go waits for up to a minute before it asks again.
 			await.Within(t, 3*await.Patience, "no resource fails any more", func() error {
-				if _, body, _ := f.health(); strings.Contains(body, "problems") {
-					return fmt.Errorf("/healthz has problems: %s", body)
+				if _, body, err := f.health(); err != nil || strings.Contains(body, "problems") {
+					return fmt.Errorf("/healthz, %v: %s", err, body)
 				}
 				return nil
 			})
