@@ -78,8 +78,8 @@ type testServer struct {
 	options server.Options
 
 	mu      sync.Mutex
-	conns   []net.Conn
-	batches []bool // of which are full
+	conns   []net.Conn // all that there were
+	batches []bool     // of which are full
 
 	stop  context.CancelFunc
 	ended chan error
@@ -145,7 +145,6 @@ func (b *testServer) cut() {
 	for _, conn := range b.conns {
 		conn.Close()
 	}
-	b.conns = nil
 }
 
 // fulls returns how many full states were sent.

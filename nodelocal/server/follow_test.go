@@ -160,6 +160,11 @@ func testRunResumes(t *testing.T) {
 		if n := b.fulls(); n != 1 {
 			t.Errorf("%d full states were sent, want 1", n)
 		}
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if n := len(b.conns); n < 11 {
+			t.Errorf("%d connections, of which 10 were cut", n)
+		}
 	})
 	t.Run("and another instance makes the backend do what changed", func(t *testing.T) {
 		_, before := follower.counts()
