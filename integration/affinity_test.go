@@ -2,6 +2,7 @@ package integration
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -444,10 +445,14 @@ func (a *affinityTest) learned() (all []nft.Element) {
 	a.Helper()
 	c := lab.Conn(a, a.lab.Node)
 	for _, family := range []nft.Family{nft.FamilyIP, nft.FamilyIP6} {
-		table, err := c.ReadTable(context.Background(), family, compiler.TableName)
-		if err != nil {
-			a.Fatal(err)
-		}
+		var table *nft.Table
+		await.Until(a.T, "a listing between two commits", func() (err error) {
+			table, err = c.ReadTable(context.Background(), family, compiler.TableName)
+			if err == nil && table == nil {
+				err = errors.New("there is no table")
+			}
+			return err
+		})
 		for _, set := range table.Sets {
 			if !compiler.IsAffinityMap(set.Name) {
 				continue
