@@ -105,8 +105,9 @@ matrix: build ## docs/proxytest-matrix.md: the golden cases over bin/kube-proxy,
 
 .PHONY: announce quick prerequisites format
 
-# Whether Kubernetes' libraries have to be compiled: true or false. Only then does the build name each package.
-FIRST_BUILD = $(shell CGO_ENABLED=0 $(GO) list $(BUILDFLAGS) -f '{{.Stale}}' k8s.io/client-go/rest)
+# Whether Kubernetes' libraries have to be compiled: true or false. Only then does the build name each package. Go is
+# asked once, when a rule first needs it.
+FIRST_BUILD = $(eval FIRST_BUILD := $$(shell CGO_ENABLED=0 $$(GO) list $$(BUILDFLAGS) -f '{{.Stale}}' k8s.io/client-go/rest))$(FIRST_BUILD)
 announce:
 	@[ "$(FIRST_BUILD)" != true ] || echo "The first build compiles Kubernetes' libraries: about 130 s of processor time."
 

@@ -444,7 +444,7 @@ func (a *affinityTest) learnedElements() int {
 func (a *affinityTest) learned() (all []nft.Element) {
 	a.Helper()
 	c := lab.Conn(a, a.lab.Node)
-	for _, family := range []nft.Family{nft.FamilyIP, nft.FamilyIP6} {
+	for _, family := range nft.Families {
 		var table *nft.Table
 		await.Until(a.T, "a listing between two commits", func() (err error) {
 			table, err = c.ReadTable(context.Background(), family, compiler.TableName)
