@@ -20,8 +20,8 @@ BIN         ?= bin
 BUILDFLAGS  := -tags grpcnotrace -trimpath -buildvcs=false
 # Most tests wait more than they compute.
 PARALLEL     = -p $(shell echo $$((2 * $$(nproc))))
-# go vet has run before.
-TEST         = $(GO) test -vet=off $(PARALLEL)
+# go vet has run before. A slow machine needs more than the 10 minutes that a package has by default.
+TEST         = $(GO) test -vet=off -timeout 25m $(PARALLEL)
 BUILD       := CGO_ENABLED=0 $(GO) build $(BUILDFLAGS) -ldflags '$(LDFLAGS)'
 COMMANDS    := ./cmd/kube-proxy ./cmd/ruledump
 # The plugin for kubectl. It has client-go's exec and runs on laptops, so it is a program of its own.
@@ -35,7 +35,7 @@ REVISION    ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 # so that the same source gives the same bytes. 0 is no time.
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
-.PHONY: api build image release site sbom demo test check check-api unit modules fuzz golden generate bench plot soak test-386 test-arch test-skew test-kernels vulnerabilities clean
+.PHONY: api build image release site sbom demo test check check-api unit modules fuzz golden generate bench plot soak test-32 test-arch test-skew test-kernels vulnerabilities clean
 
 build: announce ## static binaries in bin/
 	$(BUILD) $(if $(filter true,$(FIRST_BUILD)),-v) -o $(BIN)/ $(COMMANDS) $(PLUGIN)
@@ -73,6 +73,16 @@ LISTED   ?= kube-proxy ruledump
 sbom: ## PROGRAMS/sbom.cdx.json, the modules that are linked into the programs there
 	cd tools && $(GO) run ./sbom -version $(VERSION) -created $(SOURCE_DATE_EPOCH) -o $(abspath $(PROGRAMS))/sbom.cdx.json $(addprefix $(abspath $(PROGRAMS))/,$(LISTED))
 
+# The version of Kubernetes' own programs, which kubernetes/go.mod names, and where they are.
+KUBERNETES_VERSION = $(shell sed -n 's,^.*k8s.io/kubernetes \(v[^ ]*\).*,\1,p' kubernetes/go.mod)
+KUBERNETES = $(BIN)/kubernetes/$(KUBERNETES_VERSION)
+.PHONY: kubernetes
+kubernetes: ## Kubernetes' own programs that bin/kubernetes/VERSION lacks; 20 minutes the first time; `make kubernetes/kube-proxy` for one
+	$(GO) run ./hack/kubernetes -go $(GO) -o $(BIN)/kubernetes
+
+kubernetes/%:
+	$(GO) run ./hack/kubernetes -go $(GO) -o $(BIN)/kubernetes $*
+
 demo: build ## the main job, in network namespaces that it makes and removes
 	$(BUILD) -o $(BIN)/demo ./hack/demo
 	$(BIN)/demo
@@ -93,15 +103,18 @@ proxytest: build ## the golden cases over bin/kube-proxy, as over any proxy; nee
 	$(BUILD) -o $(BIN)/ ./cmd/proxytest
 	$(BIN)/proxytest --proxy '$(BIN)/kube-proxy --config {config}'
 
+CLUSTERS ?= 25
+.PHONY: random
+random: build kubernetes/kube-proxy kubernetes/kube-apiserver kubernetes/etcd ## CLUSTERS (25) random clusters over Kubernetes' own kube-proxy and bin/kube-proxy, with Kubernetes' API server; needs root
+	$(BUILD) -o $(BIN)/ ./cmd/proxytest
+	$(BIN)/proxytest --random $(CLUSTERS) --kubernetes $(KUBERNETES) --expect kube-proxy-nftables --ready 60s --found $(BIN)/random --proxy '$(KUBERNETES)/kube-proxy --config {config}' --against '$(BIN)/kube-proxy --config {config}'
+
 mutations: ## ten defects of the compiler, each of which the golden cases must find; needs root
 	$(GO) test ./internal/testkit/proxytest -run '^TestMutations$$' -v -mutations -timeout 30m
 
-# The path of Kubernetes' kube-proxy, and its version. Without a path its columns stay as they are.
-KUBE_PROXY ?=
-KUBE_PROXY_VERSION ?= v1.37.2
-matrix: build ## docs/proxytest-matrix.md: the golden cases over bin/kube-proxy, KUBE_PROXY if set, and examples/; needs root
+matrix: build kubernetes/kube-proxy ## docs/proxytest-matrix.md: the golden cases over bin/kube-proxy, Kubernetes' own, and examples/; needs root
 	$(BUILD) -o $(BIN)/ ./cmd/proxytest
-	GO="$(GO)" BIN=$(BIN) KUBE_PROXY=$(KUBE_PROXY) VERSION=$(KUBE_PROXY_VERSION) ./hack/matrix.sh docs/proxytest-matrix.md
+	GO="$(GO)" BIN=$(BIN) KUBE_PROXY=$(KUBERNETES)/kube-proxy VERSION=$(KUBERNETES_VERSION) ./hack/matrix.sh docs/proxytest-matrix.md
 
 .PHONY: announce quick prerequisites format
 
@@ -122,12 +135,13 @@ quick: format ## for each save: no root, no nft program; half a minute with a wa
 	$(GO) test -vet=all $(PARALLEL) -parallel 16 -short $$($(GO) list $(WAITING) ./... | grep -Ev '/($(subst $() ,|,$(NAMESPACES)))(/|$$)')
 	$(GO) vet $(NAMESPACES:%=./%/...)
 
-test: prerequisites build ## all of it; needs root, and the programs of NEEDS, which it installs
-	$(MAKE) --no-print-directory -O -j $$(nproc) check test-386 fuzz modules
+test: machine build ## all of it; needs root, and the programs of NEEDS, which it installs
+	$(MAKE) --no-print-directory -O -j $$(nproc) check test-32 fuzz modules
 	$(MAKE) --no-print-directory unit
 
 # The programs that `make test` needs beside Go, make and git, each with its package in Debian. There is no other list.
-NEEDS := nft:nftables iptables-nft-restore:iptables iptables-legacy-restore:iptables gcc:gcc gcc:libc6-dev python3:python3 ip:iproute2 portmap:containernetworking-plugins bird:bird2
+NEEDS = nft:nftables iptables-nft-restore:iptables iptables-legacy-restore:iptables gcc:gcc gcc:libc6-dev python3:python3 ip:iproute2 portmap:containernetworking-plugins bird:bird2 \
+	$(if $(RUNS_386),,qemu-arm-static:qemu-user-static)
 CNI_PLUGINS := /usr/lib/cni
 POLICY := /usr/sbin/policy-rc.d
 
@@ -150,8 +164,14 @@ prerequisites: ## installs what `make test` lacks; with NO_INSTALL=1, or without
 	apt-get update -qq; DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$packages >/dev/null; \
 	case "$$packages " in *" bird2 "*) ! command -v update-rc.d >/dev/null || update-rc.d bird disable;; esac
 
+.PHONY: machine
+# The tests of direct return hold both ends of some 5,000 connections in one process.
+FILES := 16000
+machine: prerequisites
+	@./hack/machine.sh $(FILES)
+
 format:
-	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$unformatted" ]; then echo "gofmt: $$unformatted"; exit 1; fi
+	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "gofmt: $$unformatted"; exit 1; fi
 
 check: format
 	$(GO) vet ./...
@@ -178,14 +198,14 @@ generate: ## the Go code of the node-local API
 	$(BUF) generate .. --template buf.gen.yaml
 
 unit: ## unit, property, golden and network-namespace tests
-	$(TEST) -race -timeout 25m ./...
+	ulimit -n $(FILES) && $(TEST) -race ./...
 
 modules: ## the tests of deploy/ and tools/
 	cd deploy && $(TEST) ./...
 	cd tools && $(TEST) ./...
 
 fuzz: ## each fuzz target for a short while; `make fuzz/PACKAGE` for those of one package
-	@$(MAKE) --no-print-directory $$(git grep -l '^func Fuzz' -- '*_test.go' | xargs -n 1 dirname | sort -u | sed 's,^,fuzz/,')
+	@$(MAKE) --no-print-directory $$(grep -rl --include='*_test.go' '^func Fuzz' . | xargs -n 1 dirname | sort -u | sed 's,^\.,fuzz,')
 
 fuzz/%: # one binary for all targets of a package
 	@set -e; binary=$(abspath $(BIN))/$@.test; \
@@ -203,8 +223,13 @@ golden: ## rewrite what is generated: rulesets, converted configurations, lists 
 bench: ## benchmarks; compare numbers of one run only
 	$(GO) test -run '^$$' -bench . -benchmem ./nft ./compiler ./proxy ./tracker ./internal/manifests ./conntrack ./nodelocal/server ./model ./internal/metrics ./hack/performance ./integration/scale ./integration/directreturn
 
-plot: ## docs/performance.svg: first Sync, one change and memory from 1,000 to 100,000 Services
-	$(GO) run ./hack/performance
+.PHONY: compare
+compare: build kubernetes/kube-proxy ## the tables of docs/measurements-kube-proxy.md: beside Kubernetes' own; needs root and a quiet machine for 15 minutes
+	$(GO) run ./hack/compare --kube-proxy $(KUBERNETES)/kube-proxy --patience 15s --page docs/measurements-kube-proxy.md -v
+
+plot: build kubernetes/kube-proxy ## docs/performance.svg: first Sync, one change and memory, with kube-proxy's; needs root and a quiet machine for half an hour
+	$(GO) run ./hack/compare --kube-proxy $(KUBERNETES)/kube-proxy --brief --limit 10m --sizes 1000x2,5000x2,10000x2,20000x2,44000x2 --figures $(BIN)/figures.json -v
+	$(GO) run ./hack/performance -beside $(BIN)/figures.json
 
 SOAK ?= 30m
 SEED ?= 0
@@ -215,14 +240,17 @@ soak: prerequisites ## random changes, faults and traffic for SOAK (30m); SEED r
 # Packages that encode and decode binary data, or compute with it.
 ENCODERS := ./internal/netlinkattr ./nft ./conntrack ./internal/nodeaddr ./compiler ./evaluator ./internal/leftovers ./internal/ruledump
 
-test-386: ## the tests of ENCODERS that need no kernel, as 32-bit programs; an amd64 machine runs them as they are
-ifeq ($(shell $(GO) env GOHOSTARCH),amd64)
-	CGO_ENABLED=0 GOARCH=386 $(TEST) -short $(ENCODERS)
-else
-	@echo "not on amd64: leaving out the 32-bit tests"
-endif
+# true where 32-bit programs run: not on arm64, and not where the kernel's IA-32 emulation is off. Go is asked once, when
+# a rule first needs it.
+RUNS_386 = $(eval RUNS_386 := $$(shell CGO_ENABLED=0 GOARCH=386 $$(GO) run ./hack/tryrun 2>/dev/null && echo true))$(RUNS_386)
 
-test-arch: test-386 ## the same for s390x (big-endian) and arm64; needs qemu-user-static
+# Elsewhere the 32-bit processor is arm: qemu's user emulation of 386 crashes as soon as a Go program has a second thread.
+test-32: ## the tests of ENCODERS that need no kernel, as 32-bit programs: 386, or arm in qemu where 386 does not run
+	@[ "$(RUNS_386)" = true ] || command -v qemu-arm-static >/dev/null || \
+		{ echo "make test-32 lacks qemu-arm-static (apt-get install qemu-user-static): this machine runs no 386 programs" >&2; exit 1; }
+	CGO_ENABLED=0 $(if $(RUNS_386),GOARCH=386 $(TEST),GOARCH=arm $(TEST) -exec qemu-arm-static) -short $(ENCODERS)
+
+test-arch: test-32 ## the same for s390x (big-endian) and arm64; needs qemu-user-static
 	CGO_ENABLED=0 GOARCH=s390x $(GO) test -short -count=1 -exec qemu-s390x-static $(ENCODERS)
 	CGO_ENABLED=0 GOARCH=arm64 $(GO) test -short -count=1 -exec qemu-aarch64-static $(ENCODERS)
 
@@ -234,6 +262,13 @@ vulnerabilities: ## published vulnerabilities in what the programs call; needs t
 
 test-skew: ## the version before this one (PREVIOUS=REVISION, the last tag) and this one, in turns, under connections
 	$(TEST) ./integration/takeover -run '^TestSkew$$' -v $(if $(PREVIOUS),-previous=$(PREVIOUS))
+
+.PHONY: test-kubernetes
+test-kubernetes: prerequisites kubernetes/kube-proxy kubernetes/kube-apiserver kubernetes/etcd ## with Kubernetes' own programs: takeovers in each mode and back, a real API server; records their rules and answers anew; needs root
+	$(TEST) ./integration/takeover -count=1 -timeout 40m -run '^(TestTakeover|TestLeftoversOfModeIPTables|TestRealKubeProxy)$$' -args -kube-proxy $(abspath $(KUBERNETES))/kube-proxy
+	$(TEST) ./integration -count=1 -run '^TestMigrationPage$$/^HTTP' -args -kube-proxy $(abspath $(KUBERNETES))/kube-proxy
+	$(TEST) ./integration/realapiserver ./internal/testkit/apiservertest -count=1 -timeout 20m -args -kubernetes $(abspath $(KUBERNETES))
+	$(TEST) ./internal/testkit/proxytest -count=1 -run '^TestKubernetesAPIServer$$' -args -kubernetes $(abspath $(KUBERNETES))
 
 test-kernels: ## the tests that depend on the kernel, on Debian's kernels 6.1 and 6.12 in qemu; long
 	$(GO) run ./hack/kernels -report docs/kernels.md

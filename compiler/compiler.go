@@ -79,7 +79,6 @@ func (c *Compiler) Committed() {
 	for _, f := range c.served() {
 		f.draft.Committed()
 		f.affinity.committed()
-		clear(f.lists.moved)
 	}
 }
 
@@ -87,11 +86,6 @@ func (c *Compiler) Committed() {
 func (c *Compiler) Invalidate() {
 	for _, f := range c.served() {
 		f.draft.Invalidate()
-		if c.config.DirectReturn {
-			for _, e := range f.sets.of(previousRecord, false).Elements() {
-				f.lists.moved[e.Key] = true
-			}
-		}
 	}
 }
 

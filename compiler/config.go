@@ -79,7 +79,7 @@ type Config struct {
 	// that are served run through the same rules as without it. It needs the same kernel.
 	CountRefused bool
 	// DirectReturn serves the external addresses of Service ports with model.ServicePort.DirectReturn without translating
-	// the source: see direct.go. Call nft.Conn.ProbeDup before.
+	// the source: see internal/directreturn. Call nft.Conn.ProbeDup before.
 	DirectReturn bool
 }
 

@@ -19,21 +19,20 @@ const (
 	kindExternal
 	// kindLocal serves external traffic with policy Local: only clients of the cluster and the node go to other nodes.
 	kindLocal
-	// kindDirect only chooses an endpoint: for clients of the cluster and the node under policy Local.
-	kindDirect
-	// kindReturn serves external traffic with direct return: the source is kept in this node's slots (direct.go).
-	kindReturn
+	// kindAllEndpoints serves clients of the cluster and the node under policy Local, which does not bind them: it chooses
+	// one of all endpoints, and does nothing else.
+	kindAllEndpoints
 )
 
 var chainKindNames = [...]string{
 	kindNone: "", kindCluster: "cluster", kindExternal: "external",
-	kindLocal: "local", kindDirect: "direct", kindReturn: "direct-return",
+	kindLocal: "local", kindAllEndpoints: "all-endpoints",
 }
 
 func (k chainKind) String() string { return chainKindNames[k] }
 
 // isExternal reports whether chains of the kind serve addresses other than ClusterIPs.
-func (k chainKind) isExternal() bool { return k == kindExternal || k == kindLocal || k == kindReturn }
+func (k chainKind) isExternal() bool { return k == kindExternal || k == kindLocal }
 
 // parseChainKind is the inverse of String; kindNone for what is none.
 func parseChainKind(name string) chainKind {
@@ -83,11 +82,6 @@ func (p *program) endpointChain(c endpointChain) *nft.Chain {
 	switch c.kind {
 	case kindCluster, kindExternal:
 		chain.Rules = p.masquerading(c.kind)
-	case kindReturn:
-		for _, client := range p.localClients() { // in this node's slots, too
-			chain.Rules = append(chain.Rules, nft.NewRule(client, p.mark()))
-		}
-		chain.Rules = append(append(chain.Rules, p.ownSlots(c.hash)...), p.masquerading(kindExternal)...)
 	case kindLocal:
 		shortCircuit := chainShortCircuit
 		if c.nodePort {

@@ -16,11 +16,7 @@ type family struct {
 	sets    *sets
 	ports   map[model.PortID]*portPlans
 	claims  claims
-	direct  directGrants
-	// former is nil after the first apply, or without RestoreSlots.
-	former formerSlots
-	// moved and flows are the sets movedSet and flowSet; nil if there is none.
-	moved, flows *nft.Set
+	front   front
 	// lists has the addresses and the lists of endpoints, decisions all other records.
 	lists, decisions store
 	chains           *endpointChains
@@ -34,14 +30,13 @@ func newFamily(ip nft.Family, config *Config) *family {
 	if config.OwnTables {
 		draft.Own()
 	}
-	f := &family{program: &program{family: ip, config: config}, draft: draft, ports: map[model.PortID]*portPlans{}, claims: newClaims(0), direct: newDirectGrants()}
+	f := &family{program: &program{family: ip, config: config}, draft: draft, ports: map[model.PortID]*portPlans{}, claims: newClaims(0)}
 	f.sets = addSets(draft, f.program)
-	if config.DirectReturn {
-		f.moved = draft.AddSet(f.program.movedSlots())
-	}
+	f.front = newFront(draft, config)
+	f.program.front = f.front
 	f.chains = newEndpointChains(draft, f.program, f.sets.of(serviceRecord, false))
 	f.affinity = newAffinityState(draft, f.program)
-	f.lists = store{draft: draft, sets: f.sets, more: map[nft.Data]int{}, contested: map[nft.Data]map[string]int{}, moved: map[nft.Data]bool{}}
+	f.lists = store{draft: draft, sets: f.sets, more: map[nft.Data]int{}, contested: map[nft.Data]map[string]int{}}
 	f.decisions = store{draft: draft, sets: f.sets, chains: f.chains, affinity: f.affinity}
 	f.putFixedChains()
 	return f
@@ -64,15 +59,12 @@ func (f *family) apply(changes *model.Changes) []Conflict {
 				f.setPort(id, port)
 			}
 		}
-		for _, id := range f.direct.decide() {
-			f.setPort(id, f.ports[id].ServicePort)
-		}
 		f.count()
 		conflicts = f.claims.reconcileTouched(f.reconcile)
 	}
-	f.former = nil
 	f.putExceptions()
-	if now := f.usesNow(); now != f.program.uses {
+	frontChanged := f.front.Settle()
+	if now := f.usesNow(); now != f.program.uses || frontChanged {
 		f.program.uses = now
 		f.putFixedChains()
 	}
@@ -82,7 +74,7 @@ func (f *family) apply(changes *model.Changes) []Conflict {
 // setPort replaces the port with that ID by p, nil if it is gone, and touches the frontends of both.
 func (f *family) setPort(id model.PortID, p *model.ServicePort) {
 	lists, decisions := &f.lists, &f.decisions
-	f.askForDirect(id, p)
+	f.front.Ask(id, p)
 	old := f.ports[id]
 	if old != nil {
 		f.claims.removePort(old)
@@ -90,25 +82,17 @@ func (f *family) setPort(id model.PortID, p *model.ServicePort) {
 		lists.have, decisions.have = appendPortRecords(lists.have, old.ServicePort, f.program.config), appendAffinityRecords(decisions.have, old)
 	}
 	if p != nil {
-		f.addPort(p, old)
+		f.addPort(p)
 		lists.want = appendPortRecords(lists.want, p, f.program.config)
 	}
 	lists.replace()
 	decisions.replace()
 }
 
-func (f *family) askForDirect(id model.PortID, p *model.ServicePort) {
-	if f.program.config.DirectReturn {
-		f.direct.ask(id, p)
-	}
-}
-
-// addPort adds a port whose plans were old, except for its records in lists and decisions.replace.
-func (f *family) addPort(p *model.ServicePort, old *portPlans) {
-	plans := plansOf(p, f.direct.granted[p.ID])
-	f.followSlots(plans, old)
+// addPort adds a port, except for its records in lists and decisions.replace.
+func (f *family) addPort(p *model.ServicePort) {
+	plans := plansOf(p)
 	f.ports[p.ID] = plans
-	f.direct.note(plans)
 	f.claims.addPort(plans)
 	f.decisions.want = appendAffinityRecords(f.decisions.want, plans)
 }
@@ -135,6 +119,7 @@ func (f *family) reconcile(s *frontendState) {
 	f.lists.replaceLists(s.frontend, s.applied, want)
 	f.decisions.replaceDecisions(s.frontend, s.applied, want, f.program.config)
 	s.applied = want
+	f.serveFront(s)
 }
 
 // planOf returns the plan of the frontend's owner, with the sources that may dial it on this node.
@@ -191,9 +176,6 @@ func (f *family) usesNow() uses {
 			u.has[kind][i] = set != nil && set.Len() > 0
 		}
 	}
-	if u.has[directRecord][0] {
-		u.direct = commonPrefix(f.program.family, f.sets.of(directRecord, false).Elements())
-	}
 	u.has[serviceRecord][0] = false // all tables look up service-ips
 	for i, protocol := range protocols {
 		for _, nodePort := range []bool{false, true} {
@@ -205,7 +187,6 @@ func (f *family) usesNow() uses {
 
 // putFixedChains puts the chains with fixed names, and removes those that are not needed any more.
 func (f *family) putFixedChains() {
-	f.putFlowSet()
 	before := f.fixed
 	f.fixed = nil
 	for _, c := range f.program.chains(f.chains.withSet()) {
@@ -234,10 +215,9 @@ func (f *family) applyFirst(all map[model.PortID]*model.ServicePort) []Conflict 
 		if nftFamily(id.Family) == f.program.family {
 			ports = append(ports, p)
 			endpoints += len(p.Cluster)
-			f.askForDirect(id, p)
+			f.front.Ask(id, p)
 		}
 	}
-	f.direct.decide()
 	claimed, done := make(chan []*frontendState, 1), make(chan struct{})
 	go func() {
 		defer close(done)
@@ -254,7 +234,7 @@ func (f *family) applyFirst(all map[model.PortID]*model.ServicePort) []Conflict 
 	f.ports = make(map[model.PortID]*portPlans, len(ports))
 	f.claims = newClaims(len(ports))
 	for _, p := range ports {
-		f.addPort(p, nil)
+		f.addPort(p)
 		f.decisions.replace()
 	}
 	claimed <- f.claims.touched
@@ -262,6 +242,7 @@ func (f *family) applyFirst(all map[model.PortID]*model.ServicePort) []Conflict 
 	conflicts := f.claims.reconcileTouched(func(s *frontendState) {
 		s.applied = f.planOf(s)
 		f.decisions.replaceDecisions(s.frontend, plan{}, s.applied, f.program.config)
+		f.serveFront(s)
 	})
 	<-done
 	return conflicts

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nftproxy/nftproxy/internal/directreturn"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 	"pgregory.net/rapid"
@@ -169,11 +170,11 @@ func (c *cluster) change() *model.Changes {
 	case 0:
 		next.Node = c.node()
 	case 1: // slots of direct return move
-		p := c.port(model.PortID{Namespace: "default", Service: "a", Protocol: model.UDP, Family: model.IPv4})
+		p := c.port(model.PortID{Namespace: "default", Service: "a", Protocol: model.TCP, Family: model.IPv4})
 		p.DirectReturn, p.ExternalPolicy, p.LoadBalancerIPs, p.Cluster = true, model.PolicyCluster, []netip.Addr{c.addr(model.IPv4, externalNet, 2)}, nil
 		for on := range byte(3) {
 			if c.maybe(2) {
-				p.Cluster = append(p.Cluster, model.Endpoint{AddrPort: flowEndpoint(on), Local: on == 0, Remote: on > 0})
+				p.Cluster = append(p.Cluster, model.Endpoint{AddrPort: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, on, 5}), 53), Local: on == 0, Remote: on > 0})
 			}
 		}
 		next.Ports[p.ID] = p
@@ -204,7 +205,7 @@ func (c *cluster) newCompiler(limits chainLimits) *Compiler {
 		c.Fatalf("%v", err)
 	}
 	for _, f := range compiler.families {
-		f.chains.limits, f.direct.most = limits, c.directAddresses
+		f.chains.limits, f.front.(*directreturn.Planner).MaxAddresses = limits, c.directAddresses
 	}
 	return compiler
 }
@@ -217,12 +218,20 @@ func fewFrontends(c chooser) chainLimits {
 	}
 }
 
-// fresh compiles the state from nothing, and then gives it what depends on the past: chains and sets, for which it fails
-// if the past does not explain them, and the previous endpoints of slots.
+// fresh compiles the state from nothing but the frontends that leave direct return, and then gives it the chains and the
+// sets that depend on the past. It fails if the past does not explain them.
 func (c *cluster) fresh() *Compiler {
 	compiler := c.newCompiler(chainLimits{spareFrom: math.MaxInt, setFrom: math.MaxInt, spareSetsFrom: math.MaxInt})
 	all := c.state
 	all.Ports = maps.Clone(c.state.Ports)
+	compiler.Restore(func(family nft.Family, set *nft.Set) []nft.Element { // for frontends that leave direct return
+		for _, table := range c.compiler.Tables() {
+			if have := table.Set(set.Name); have != nil && table.Family == family {
+				return have.Elements()
+			}
+		}
+		return nil
+	})
 	compiler.Apply(&all)
 	for i, f := range compiler.families {
 		c.expectChains(c.compiler.families[i].chains, f.chains)
@@ -234,20 +243,9 @@ func (c *cluster) fresh() *Compiler {
 				f.chains.addSet(chain, f.chains.chains[chain])
 			}
 		}
-		f.givePrevious(c.compiler.families[i])
 		f.putFixedChains()
 	}
 	return compiler
-}
-
-// givePrevious gives a family the previous endpoints that slots have in another one.
-func (f *family) givePrevious(from *family) {
-	for fe, s := range f.claims.frontends {
-		if p := s.applied.port; s.applied.kind == kindReturn && p.ID.Protocol != model.TCP {
-			p.slots.previous, p.slots.moved = from.ports[p.ID].slots.previous, make([]bool, directSlots)
-			f.lists.replaceLists(fe, plan{}, s.applied)
-		}
-	}
 }
 
 // expectChains fails if a chain exists that the limits do not explain, or lacks something that they demand.

@@ -47,10 +47,9 @@ const (
 // count too: otherwise nodes would disagree about the owner of an address.
 func (p *plan) serves() bool { return p.unserved != unservedReject }
 
-// affinity returns the name of the port's maps and chains; empty for no affinity, and for direct return, where the
-// hash of a client's address chooses.
+// affinity returns the name of the port's maps and chains; empty for no affinity.
 func (p *plan) affinity() string {
-	if p.kind == kindNone || p.kind == kindReturn {
+	if p.kind == kindNone {
 		return ""
 	}
 	return p.port.affinity
@@ -67,14 +66,14 @@ func (p *plan) listOf(list endpointList) []model.Endpoint {
 func (p *plan) chains(fe frontend, config *Config) (first, shortCircuit endpointChain) {
 	chain := func(kind chainKind, list endpointList) endpointChain {
 		n := len(p.listOf(list))
-		hash := config.AffinityHash && p.affinity() != "" && n > 1 || kind == kindReturn && p.port.AffinityTimeout > 0
+		hash := config.AffinityHash && p.affinity() != "" && n > 1
 		return endpointChain{kind: kind, nodePort: fe.isNodePort(), hash: hash, count: n}
 	}
 	switch p.kind {
 	case kindNone:
 		return endpointChain{}, endpointChain{}
 	case kindLocal:
-		return chain(kindLocal, listLocal), chain(kindDirect, listCluster)
+		return chain(kindLocal, listLocal), chain(kindAllEndpoints, listCluster)
 	}
 	return chain(p.kind, p.list), endpointChain{}
 }
@@ -85,15 +84,10 @@ type portPlans struct {
 	comment string
 	// affinity is affinityName; empty for no affinity.
 	affinity string
-	// slots is nil without direct return.
-	slots *portSlots
 }
 
-func plansOf(p *model.ServicePort, direct bool) *portPlans {
+func plansOf(p *model.ServicePort) *portPlans {
 	plans := &portPlans{ServicePort: p, comment: nft.TruncateComment(p.ID.ServicePortName())}
-	if direct {
-		plans.slots = slotsOf(p)
-	}
 	if p.AffinityTimeout > 0 {
 		plans.affinity = affinityName(p.ID)
 	}
@@ -117,8 +111,6 @@ func (p *portPlans) of(r rank) plan {
 		return pl
 	case len(p.Cluster) == 0 && (!local || len(p.Local) == 0):
 		pl.unserved = unservedReject
-	case p.slots != nil && r != rankNodePort:
-		pl.kind = kindReturn
 	case !local:
 		pl.kind = kindExternal
 	default:

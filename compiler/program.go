@@ -36,6 +36,7 @@ type program struct {
 	node         model.Node
 	serviceCIDRs []netip.Prefix
 	uses         uses
+	front        front
 }
 
 // uses says which sets have elements. Rules that only look up an empty set are left out, so that packets do not pay for
@@ -44,8 +45,6 @@ type uses struct {
 	has [elementKinds][2]bool
 	// affinity is by whether the frontends are node ports, and by the index in protocols.
 	affinity [2][len(protocols)]bool
-	// direct is the longest prefix of all addresses with direct return.
-	direct netip.Prefix
 	// chainSets changes with the chains that have a set.
 	chainSets int
 }
@@ -99,15 +98,15 @@ func (p *program) chains(chainSets []endpointChain) []*nft.Chain {
 	if p.hasAffinity() {
 		chains = append(chains, &nft.Chain{Name: chainAffinityCheck, Rules: p.affinityRules()})
 	}
+	var guard []nft.Rule
 	if p.has(guardedRecord, false) {
+		guard = []nft.Rule{nft.NewRule(nft.Jump(chainFirewall))}
 		chains = append(chains,
 			filter("filter-prerouting-pre-dnat", nft.HookPrerouting, nft.PriorityDstNAT-10, newConnections(chainFirewall)),
 			filter("filter-output-pre-dnat", nft.HookOutput, nft.PriorityDstNAT-10, newConnections(chainFirewall)),
 			&nft.Chain{Name: chainFirewall, Rules: p.firewallRules()})
 	}
-	if p.has(directRecord, false) {
-		chains = append(chains, p.directChains()...)
-	}
+	chains = append(chains, p.front.Chains(p.localClients(), guard)...)
 	if p.config.CountServices {
 		chains = append(chains,
 			nat(chainCountInput, nft.HookInput, nft.PrioritySrcNAT, p.countIn(chainCountConnections)),
@@ -173,7 +172,7 @@ func (p *program) checks(forward bool) []nft.Rule {
 var wasTranslated = nft.Match{Field: nft.CTStatus, Value: nft.CTStatusDNAT}
 
 func (p *program) services(chainSets []endpointChain) []nft.Rule {
-	rules := p.findKnown(false)
+	rules := append(p.front.Services(), p.findKnown(false)...)
 	for _, c := range chainSets {
 		rules = append(rules, nft.NewRule(nft.InSet{Key: p.key(false), Set: c.setName()}, nft.Goto(c.name())))
 	}

@@ -270,9 +270,8 @@ func (r *reader) add(record record, ok bool) {
 		case kindLocal:
 			f.Policy = model.PolicyLocal.String()
 		case kindExternal:
-			f.Policy, f.Masquerade = model.PolicyCluster.String(), true
-		case kindReturn:
-			f.Policy, f.DirectReturn = model.PolicyCluster.String(), true
+			f.Policy, f.DirectReturn = model.PolicyCluster.String(), hasDirectReturn(r.table, record.frontend)
+			f.Masquerade = !f.DirectReturn
 		}
 		r.counts[endpointsOf{record.frontend, record.chain.endpoints()}] = record.chain.count
 	case shortCircuitRecord:

@@ -22,7 +22,7 @@ var readOptions = cmp.Options{
 }
 
 func TestParseEndpointChain(t *testing.T) {
-	for _, kind := range []chainKind{kindCluster, kindExternal, kindLocal, kindDirect} {
+	for _, kind := range []chainKind{kindCluster, kindExternal, kindLocal, kindAllEndpoints} {
 		for _, nodePort := range []bool{false, true} {
 			for _, hash := range []bool{false, true} {
 				want := endpointChain{kind: kind, nodePort: nodePort, hash: hash, count: 12}
@@ -102,8 +102,8 @@ func TestRead(t *testing.T) {
 		{"external policy Local", func(p *model.ServicePort) { p.ExternalPolicy = model.PolicyLocal }, base(func(_, e, n *Frontend) {
 			local(e)
 			local(n)
-			e.Chain, e.ShortCircuit = "local-1", "direct-2"
-			n.Chain, n.ShortCircuit = "nodeport-local-1", "nodeport-direct-2"
+			e.Chain, e.ShortCircuit = "local-1", "all-endpoints-2"
+			n.Chain, n.ShortCircuit = "nodeport-local-1", "nodeport-all-endpoints-2"
 		})},
 		{"both policies Local and nothing local", func(p *model.ServicePort) {
 			p.ExternalPolicy, p.InternalPolicy, p.Local = model.PolicyLocal, model.PolicyLocal, nil
@@ -112,8 +112,8 @@ func TestRead(t *testing.T) {
 			local(e)
 			local(n)
 			e.LocalEndpoints, n.LocalEndpoints, e.Unserved, n.Unserved = nil, nil, UnservedDrop, UnservedDrop
-			e.Chain, e.ShortCircuit = "local-0", "direct-2"
-			n.Chain, n.ShortCircuit = "nodeport-local-0", "nodeport-direct-2"
+			e.Chain, e.ShortCircuit = "local-0", "all-endpoints-2"
+			n.Chain, n.ShortCircuit = "nodeport-local-0", "nodeport-all-endpoints-2"
 		})},
 		{"affinity", func(p *model.ServicePort) { p.AffinityTimeout = time.Hour }, base(func(c, e, n *Frontend) {
 			for _, f := range []*Frontend{c, e, n} {

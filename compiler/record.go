@@ -30,8 +30,6 @@ type record struct {
 	comment  string
 	// port is set for affinityMapRecord and affinityKnownRecord only.
 	port *portPlans
-	// moved says that a previousRecord's slot has just come to this node.
-	moved bool
 }
 
 // recordKind is the kind of a record. Kinds are in the order of their sets in the table, and of a plan's records.
@@ -61,15 +59,6 @@ const (
 	connectionsRecord
 	trafficRecord
 	refusedSourceRecord
-	// directRecord is an address with direct return. Of its slots, a hopRecord leads to another node, an errorHopRecord does
-	// so for ICMP errors, and a slotRecord is this node's. An otherRecord leads to an endpoint that may have had the slot
-	// before: see slotNumber. A previousRecord leads to the one that had it.
-	directRecord
-	hopRecord
-	errorHopRecord
-	slotRecord
-	otherRecord
-	previousRecord
 	// hairpinRecord is needed by each Service port with the endpoint.
 	hairpinRecord
 	// elementKinds is the number of kinds above, which are elements of sets that a table always has.
@@ -84,12 +73,9 @@ const (
 type keyShape uint8
 
 const (
-	// keyFrontend is a frontend; keySlot is one and a slot, for an endpoint; keyHop and keyErrorHop are the same for its
-	// address; keySource is one and the range of a prefix.
+	// keyFrontend is a frontend; keySlot is one and a slot; keySource is one and the range of a prefix.
 	keyFrontend keyShape = iota
 	keySlot
-	keyHop
-	keyErrorHop
 	keySource
 	// keyAddress is an address; keyPair is one twice.
 	keyAddress
@@ -116,7 +102,6 @@ var recordSets = [elementKinds]struct {
 	// counts says what the elements count. Sets that only count do not exist without that.
 	counts counting
 	only   bool
-	direct bool
 }{
 	serviceRecord:       {names: [2]string{ServiceIPs, "service-nodeports"}, verdicts: true},
 	endpointRecord:      {names: [2]string{Endpoints, "nodeport-endpoints"}, key: keySlot},
@@ -131,12 +116,6 @@ var recordSets = [elementKinds]struct {
 	connectionsRecord:   {names: [2]string{"service-connections", "nodeport-connections"}, counts: countsServed, only: true},
 	trafficRecord:       {names: [2]string{"service-traffic", "nodeport-traffic"}, counts: countsServed, only: true},
 	refusedSourceRecord: {names: [2]string{"refused-sources"}, counts: countsRefused, only: true},
-	directRecord:        {names: [2]string{"direct-ips"}, direct: true},
-	hopRecord:           {names: [2]string{"direct-hops"}, key: keyHop, direct: true},
-	errorHopRecord:      {names: [2]string{"direct-error-hops"}, key: keyErrorHop, direct: true},
-	slotRecord:          {names: [2]string{"direct-slots"}, key: keySlot, direct: true},
-	otherRecord:         {names: [2]string{"direct-others"}, key: keyHop, direct: true},
-	previousRecord:      {names: [2]string{"direct-previous"}, key: keyHop, direct: true},
 	hairpinRecord:       {names: [2]string{hairpinSet}, key: keyPair},
 }
 
@@ -161,7 +140,7 @@ func addSets(draft *nft.Draft, p *program) *sets {
 	for kind, as := range recordSets {
 		for i, name := range as.names {
 			switch {
-			case as.only && !p.config.counts(as.counts), as.direct && !p.config.DirectReturn:
+			case as.only && !p.config.counts(as.counts):
 				continue
 			case name == "": // node ports have no such records, and records without a frontend look like theirs
 				s[kind][i] = s[kind][0]
@@ -171,10 +150,6 @@ func addSets(draft *nft.Draft, p *program) *sets {
 			switch as.key {
 			case keySlot:
 				set.Key, set.Data = append(set.Key, nft.Numgen{Mod: 2}), nft.Concat{p.family.Daddr(), nft.ThDport}
-			case keyHop:
-				set.Key, set.Data = append(set.Key, nft.Numgen{Mod: 2}), nft.Concat{p.family.Daddr()}
-			case keyErrorHop:
-				set.Key, set.Data = append(p.quotedKey(), nft.Numgen{Mod: 2}), nft.Concat{p.family.Daddr()}
 			case keySource:
 				set.Key, set.Interval = append(set.Key, p.family.Saddr()), true
 			case keyAddress:
@@ -238,8 +213,7 @@ func appendAffinityRecords(to []record, p *portPlans) []record {
 	if !p.ClusterIP.IsValid() {
 		internal = plan{}
 	}
-	// With direct return, addresses other than node ports need neither.
-	if p.NodePort == 0 && (externalAddresses(p.ServicePort) == 0 || p.slots != nil) {
+	if p.NodePort == 0 && externalAddresses(p.ServicePort) == 0 {
 		external = plan{}
 	}
 	for _, list := range endpointLists {
@@ -265,7 +239,7 @@ func appendListRecords(to []record, p plan, fe frontend) []record {
 			to = append(to, record{kind: localEndpointRecord, frontend: fe, slot: slot, addr: p.port.Local[slot].AddrPort})
 		}
 	}
-	return appendSlotRecords(to, p, fe)
+	return to
 }
 
 // appendRecords appends all else that a frontend needs, in the order of compareRecords.
@@ -311,9 +285,6 @@ func appendRecords(to []record, p plan, fe frontend, config *Config) []record {
 	if config.CountRefused && len(p.sources) > 0 {
 		add(record{kind: refusedSourceRecord})
 	}
-	if p.kind == kindReturn {
-		add(record{kind: directRecord})
-	}
 	return to
 }
 
@@ -323,7 +294,7 @@ func compareRecords(a, b *record) int {
 		return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.list, b.list))
 	}
 	switch a.kind {
-	case endpointRecord, localEndpointRecord, hopRecord, errorHopRecord, slotRecord, otherRecord, previousRecord:
+	case endpointRecord, localEndpointRecord:
 		return cmp.Compare(a.slot, b.slot)
 	case hairpinRecord:
 		return a.addr.Compare(b.addr)
@@ -347,13 +318,10 @@ func (r *record) element(bytes *byteBlock, chains func(endpointChain) string) nf
 		return nft.Element{Key: bytes.data(nft.AppendAddr(key, r.addr.Addr())), Comment: r.comment}
 	case keyPair:
 		return nft.Element{Key: bytes.data(nft.AppendAddr(nft.AppendAddr(key, r.addr.Addr()), r.addr.Addr()))}
-	case keySlot, keyHop, keyErrorHop:
+	case keySlot:
 		key = nft.AppendInteger(r.frontend.appendKey(key), uint32(r.slot))
 		length := len(key)
-		key = nft.AppendAddr(key, r.addr.Addr())
-		if recordSets[r.kind].key == keySlot {
-			key = nft.AppendPort(key, r.addr.Port())
-		}
+		key = nft.AppendPort(nft.AppendAddr(key, r.addr.Addr()), r.addr.Port())
 		both := bytes.data(key)
 		return nft.Element{Key: both[:length], Value: both[length:]}
 	case keySource:
@@ -396,12 +364,9 @@ func readRecord(kind recordKind, e nft.Element) (r record, ok bool) {
 		addr, ok := netip.AddrFromSlice([]byte(key))
 		r.addr = netip.AddrPortFrom(addr, 0)
 		return r, ok
-	case keySlot, keyHop, keyErrorHop:
-		at, value := len(key)-4, e.Value
-		if shape != keySlot {
-			value += nft.PortData(0)
-		}
-		if r.addr, ok = ParseEndpoint(value); !ok || at < 0 {
+	case keySlot:
+		at := len(key) - 4
+		if r.addr, ok = ParseEndpoint(e.Value); !ok || at < 0 {
 			return r, false
 		}
 		r.slot, key = int(binary.NativeEndian.Uint32([]byte(key[at:]))), key[:at]

@@ -32,10 +32,10 @@ const (
 	RoleServeExternal
 	// RoleServeLocal sends clients of an external frontend with policy Local to an endpoint.
 	RoleServeLocal
-	// RoleServeDirect sends clients to an endpoint after another chain has decided about the source address.
-	RoleServeDirect
-	// RoleServeReturn sends clients of an external frontend with direct return to the endpoint of their
-	// slot, or, if that is not on this node, to any.
+	// RoleServeAll sends clients to one of all endpoints after another chain has decided about the source address.
+	RoleServeAll
+	// RoleServeReturn sends clients of external frontends with direct return to the endpoint of their slot, if that is on
+	// this node.
 	RoleServeReturn
 	// RoleDirectForward sends packets of external frontends with direct return to the node of their endpoint.
 	RoleDirectForward
@@ -45,11 +45,10 @@ const (
 )
 
 var kindRoles = [len(chainKindNames)]Role{
-	kindCluster: RoleServeCluster, kindExternal: RoleServeExternal, kindLocal: RoleServeLocal, kindDirect: RoleServeDirect, kindReturn: RoleServeReturn,
+	kindCluster: RoleServeCluster, kindExternal: RoleServeExternal, kindLocal: RoleServeLocal, kindAllEndpoints: RoleServeAll,
 }
 
 var fixedRoles = map[string]Role{
-	chainDirectFind: RoleDirectForward, chainDirectForward: RoleDirectForward, chainDirectAgain: RoleDirectForward, chainDirectErrors: RoleDirectForward,
 	chainFirewall:    RoleFirewall,
 	chainNoEndpoints: RoleNoEndpoints, chainNoEndpointNodePorts: RoleNoEndpoints,
 	chainClusterIPs:      RoleClusterIPs,
@@ -66,7 +65,7 @@ func RoleOf(chain string) Role {
 			return RoleKnownLocal
 		}
 	}
-	return max(fixedRoles[chain], kindRoles[c.kind])
+	return max(fixedRoles[chain], kindRoles[c.kind], frontRole(chain))
 }
 
 // ServiceCIDRs returns the ranges of a table in which packets to an address that no Service holds are dropped.

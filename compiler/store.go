@@ -20,8 +20,6 @@ type store struct {
 	contested map[nft.Data]map[string]int
 	chains    *endpointChains
 	affinity  *affinityState
-	// moved holds the keys of the slots that came to this node since the last commit and have a previous endpoint.
-	moved map[nft.Data]bool
 	// have, want and bytes are reused.
 	have, want []record
 	bytes      byteBlock
@@ -109,11 +107,6 @@ func (s *store) add(r *record) {
 		s.affinity.putMap(r.port, r.list)
 	case affinityKnownRecord:
 		s.affinity.putKnown(r.port, r.chain.kind)
-	case previousRecord:
-		s.put(r)
-		if r.moved {
-			s.moved[r.element(&s.bytes, nil).Key] = true
-		}
 	default:
 		s.put(r)
 	}
@@ -140,9 +133,6 @@ func (s *store) remove(r *record) {
 		s.affinity.removeMap(r.port, r.list)
 	case affinityKnownRecord:
 		s.affinity.removeKnown(r.port, r.chain.kind)
-	case previousRecord:
-		s.take(r)
-		delete(s.moved, r.element(&s.bytes, nil).Key)
 	default:
 		s.take(r)
 	}

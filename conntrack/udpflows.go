@@ -11,9 +11,10 @@ import (
 
 // udpFlows holds the owner of each UDP frontend, and the frontends whose flows have to be searched for.
 //
-// The rules are those of kube-proxy since 1.37. A translated flow is stale if its frontend is gone; if EndpointSlices
-// do not list its endpoint any more; or if its endpoint does not serve and another one does. While none serves, flows
-// to listed endpoints stay. A flow that was never translated is stale if its frontend has a serving endpoint.
+// A translated flow is stale if its frontend is gone; if EndpointSlices do not list its endpoint any more; or if its
+// endpoint does not serve and another one does. While none serves, flows to listed endpoints stay, as over TCP: one
+// replica that is unready for seconds keeps its peers. kube-proxy 1.37 deletes them, and keeps those of frontends that
+// are gone. A flow that was never translated is stale if its frontend has a serving endpoint.
 type udpFlows struct {
 	// mu is held for one change or one flow at a time.
 	mu    sync.Mutex

@@ -38,11 +38,11 @@ var imageDir string
 
 // images are those that `make image` makes, by their entry points.
 var images = map[string]struct {
-	archive  string
-	programs []string
+	archive, title string
+	programs       []string
 }{
-	"kube-proxy": {"image.tar", []string{"kube-proxy", "ruledump"}},
-	"proxytest":  {"proxytest.tar", []string{"proxytest"}},
+	"kube-proxy": {"image.tar", "nftproxy", []string{"kube-proxy", "ruledump"}},
+	"proxytest":  {"proxytest.tar", "proxytest", []string{"proxytest"}},
 }
 
 // buildImages runs `make image`, once for all tests.
@@ -163,6 +163,14 @@ func testImageListsWhatIsLinked(t *testing.T) {
 		}
 		if c := bom.Metadata.Component; c.Version != testVersion || bom.Metadata.Timestamp != testTime.Format(time.RFC3339) {
 			t.Errorf("version %s of %s", c.Version, bom.Metadata.Timestamp)
+		}
+		of, err := builtImage(t, image, arch).ConfigFile()
+		if err != nil {
+			t.Fatal(err)
+		}
+		title := of.Config.Labels["org.opencontainers.image.title"]
+		if want := images[image].title; title != want || bom.Metadata.Component.Name != want {
+			t.Errorf("the image is %q and its bill of materials that of %q, want %q", title, bom.Metadata.Component.Name, want)
 		}
 		listed := map[string]string{}
 		for _, c := range *bom.Components {

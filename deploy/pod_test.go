@@ -5,13 +5,16 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/nftproxy/nftproxy/internal/leftovers"
 	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 )
@@ -31,6 +34,7 @@ func newPod(t *testing.T, c cluster, spec corev1.PodSpec, configMap *corev1.Conf
 	for file, content := range configMap.Data {
 		p.write(t, filepath.Join(p.mountPath(t), file), content)
 	}
+	p.write(t, leftovers.LockFile, "")
 	account := c.api.RESTConfig()
 	const mount = "/var/run/secrets/kubernetes.io/serviceaccount"
 	p.write(t, mount+"/token", account.BearerToken)
@@ -38,16 +42,25 @@ func newPod(t *testing.T, c cluster, spec corev1.PodSpec, configMap *corev1.Conf
 	return p
 }
 
-// mountPath returns the directory at which every container mounts the pod's only volume.
+// mountPath returns the directory at which every container mounts the pod's first volume. A proxy has the lock too.
 func (p pod) mountPath(t *testing.T) string {
 	t.Helper()
+	isOther := func(m corev1.VolumeMount) bool { return !cmp.Equal(m, lockMount) }
 	for _, c := range append(p.spec.InitContainers, p.spec.Containers...) {
-		if len(c.VolumeMounts) != 1 || c.VolumeMounts[0].Name != p.spec.Volumes[0].Name {
+		if c.VolumeMounts[0].Name != p.spec.Volumes[0].Name || slices.ContainsFunc(c.VolumeMounts[1:], isOther) {
 			t.Fatalf("container %s mounts %v, want the volume %s", c.Name, c.VolumeMounts, p.spec.Volumes[0].Name)
 		}
 	}
 	return p.spec.Containers[0].VolumeMounts[0].MountPath
 }
+
+// lockVolume is the host's file, mounted at lockMount.
+var (
+	lockVolume = corev1.Volume{Name: "xtables-lock", VolumeSource: corev1.VolumeSource{
+		HostPath: &corev1.HostPathVolumeSource{Path: leftovers.LockFile, Type: new(corev1.HostPathFileOrCreate)},
+	}}
+	lockMount = corev1.VolumeMount{Name: lockVolume.Name, MountPath: leftovers.LockFile, ReadOnly: true}
+)
 
 func (p pod) write(t *testing.T, path, content string) {
 	t.Helper()

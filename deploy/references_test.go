@@ -46,10 +46,8 @@ func testProxyRunsWithNoPrivilegeButNetAdmin(t *testing.T) {
 		if diff := cmp.Diff(want, spec.Containers[0].SecurityContext); diff != "" {
 			t.Errorf("%s: (-want +got):\n%s", name, diff)
 		}
-		for _, volume := range spec.Volumes {
-			if volume.ConfigMap == nil {
-				t.Errorf("%s: the volume %s is no ConfigMap", name, volume.Name)
-			}
+		if diff := cmp.Diff(lockVolume, spec.Volumes[1]); len(spec.Volumes) != 2 || spec.Volumes[0].ConfigMap == nil || diff != "" {
+			t.Errorf("%s: the volumes are %v, want a ConfigMap and the lock (-want +got):\n%s", name, spec.Volumes, diff)
 		}
 	}
 }

@@ -22,14 +22,14 @@
 //     that it came in by is forwarded by the bridge.
 //   - In output, oifname is the interface towards the destination before translation.
 //
-// Tables of other programs (nft.Conn.ReadOthers) run beside, as the kernel's register machine does, with values that may
-// be unknown. Where an unknown value makes a difference, there is a fate for each way, and Depends names the rules. A
-// rule that is not modelled ends the walk as Undecided. The first packet of a connection has ct state new and mark 0. If
+// Tables of other programs (nft.Conn.ReadOthers) run beside, with values of which bits may be unknown. Where an unknown
+// value makes a difference, there is a fate for each way, and Depends names the rules. A rule that is not modelled ends
+// the walk as Undecided: no definite fate follows a rule that is not known. The first packet of a connection has ct state new and mark 0. If
 // the caller does not name the incoming interface, such rules see the one of the route to the source.
 //
 // It does not guess. If a packet meets a statement, field or verdict in the other tables that the package does not
 // model, or a field whose value the caller did not supply, the result is an error that names it. Not modelled are reply
-// packets, fragments, unreachable routes, and source validation (rp_filter).
+// packets, fragments, and source validation (rp_filter).
 //
 // Tests in the package integration compare it with a real kernel, on random rulesets and packets.
 package evaluator
@@ -57,8 +57,6 @@ type Evaluator struct {
 	hooks map[hookKey][]baseChain
 	// ports are those of each bridge.
 	ports map[string][]string
-	// ranges holds the elements of the sets with ranges, in the order of their keys: there may be thousands of each.
-	ranges map[*nft.Set][]nft.Element
 }
 
 type hookKey struct {
@@ -81,7 +79,7 @@ func (c baseChain) isOther() bool { return c.Kernel != nil && c.Kernel.Other }
 // and to change nothing. Tables of other programs (nft.Conn.ReadOthers) must be in the order in which they were made.
 // The tables must not be modified while the evaluator is in use.
 func New(tables []*nft.Table, host Host) *Evaluator {
-	e := &Evaluator{host: host, hooks: map[hookKey][]baseChain{}, ranges: map[*nft.Set][]nft.Element{}, ports: map[string][]string{}}
+	e := &Evaluator{host: host, hooks: map[hookKey][]baseChain{}, ports: map[string][]string{}}
 	for port, bridge := range host.Bridges {
 		e.ports[bridge] = append(e.ports[bridge], port)
 	}
@@ -104,11 +102,6 @@ func New(tables []*nft.Table, host Host) *Evaluator {
 			for _, family := range families {
 				key := hookKey{family, c.Hook}
 				e.hooks[key] = append(e.hooks[key], baseChain{Table: t, chain: c, made: made})
-			}
-		}
-		for _, set := range t.Sets {
-			if set.Interval {
-				e.ranges[set] = set.Elements()
 			}
 		}
 	}
@@ -169,7 +162,7 @@ func (e *Evaluator) Fates(p Packet, added ...Added) (Fates, error) {
 	var fates Fates
 	d := &draws{}
 	statements := 0
-	seen := &others{rules: map[*nft.Rule][]any{}, found: map[lookedUp]answer{}, ordered: map[arrival]bool{}}
+	seen := &others{found: map[lookedUp]answer{}, ordered: map[arrival]bool{}}
 	for {
 		w := newWalk(e, p, added, d)
 		w.others = seen

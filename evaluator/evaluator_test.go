@@ -1,6 +1,7 @@
 package evaluator
 
 import (
+	"math"
 	"net/netip"
 	"runtime"
 	"slices"
@@ -8,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/nftables/expr"
 	"github.com/nftproxy/nftproxy/nft"
 	"golang.org/x/sys/unix"
 )
@@ -472,7 +472,7 @@ func TestFatesErrors(t *testing.T) {
 		{
 			name:  "a statement that the ruleset package cannot read",
 			table: tableOf(base("a", nft.HookForward, 0, rule(dport(80), nft.Unknown{Name: "limit"}))),
-			want:  "evaluator: ip test a: unknown-limit: the evaluator does not model this statement",
+			want:  "evaluator: ip test a: unknown-limit: whether limit matches is not known",
 		},
 		{
 			name:   "an interface that was not given",
@@ -513,12 +513,12 @@ func TestFatesErrors(t *testing.T) {
 		},
 		{
 			name:  "a field of the other family",
-			table: tableOf(base("a", nft.HookForward, 0, rule(nft.Match{Field: nft.IP6Saddr, Value: netip.MustParsePrefix("::/0")}))),
-			want:  "evaluator: ip test a: ip6 saddr ::/0: packets of family ip have no ip6 saddr",
+			table: tableOf(base("a", nft.HookForward, 0, rule(nft.Match{Field: nft.IP6Saddr, Value: netip.MustParsePrefix("fd00::/16")}))),
+			want:  "evaluator: ip test a: ip6 saddr fd00::/16: packets of family ip have no ip6 saddr",
 		},
 		{
 			name:  "conntrack before there is any",
-			table: tableOf(base("a", nft.HookPrerouting, -300, rule(nft.Match{Field: nft.CTState, Value: nft.CTStateNew}))),
+			table: tableOf(base("a", nft.HookPrerouting, -300, rule(nft.Match{Field: nft.CTState, Value: nft.CTStateNew}, nft.Drop))),
 			want:  "evaluator: ip test a: ct state new: the chain runs before connection tracking",
 		},
 		{
@@ -619,31 +619,52 @@ func TestFatesNesting(t *testing.T) {
 
 // Anything can be in the rules of a dump, also what no kernel takes.
 func TestRulesThatNoKernelTakes(t *testing.T) {
-	const none = 1000 // of the registers
-	for name, e := range map[string]expr.Any{
-		"a length beyond 32 bits":     &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 0xfffffff0, Len: 0x20},
-		"more than a header":          &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 1, Len: 0xffffffff},
-		"a mark of no register":       &expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: none},
-		"a ct mark of no register":    &expr.Ct{Key: expr.CtKeyMARK, SourceRegister: true, Register: none},
-		"an address of no register":   &expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.AF_INET, RegAddrMin: none},
-		"a port of no register":       &expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.AF_INET, RegProtoMin: none},
-		"a verdict of no map":         &expr.Lookup{SourceRegister: none, SetName: "x", IsDestRegSet: true},
-		"more bytes than a register":  &expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 0xffffffff, Mask: []byte{1, 2}, Xor: []byte{1}},
-		"more bytes than are swapped": &expr.Byteorder{SourceRegister: 1, DestRegister: 1, Len: 0xffffffff, Size: 0x7fffffff},
+	const many = math.MaxInt32
+	for name, x := range map[string]nft.Statement{
+		"a length beyond 32 bits":     nft.Match{Field: nft.Payload{Base: nft.NetworkHeader, Offset: 0xfffffff0, Length: 0x20}, Value: nft.Constant("x")},
+		"more than a header":          nft.Match{Field: nft.Payload{Base: nft.NetworkHeader, Offset: 1, Length: 0x7fffffff}, Value: nft.Constant("x")},
+		"a mark of nothing":           nft.Assign{To: nft.MetaMark, Value: nft.Opaque{}},
+		"a ct mark of nothing":        nft.Assign{To: nft.CTMark, Value: nft.Opaque{}},
+		"an address of nothing":       nft.NAT{Kind: nft.DestinationNAT, Family: nft.FamilyIP, Addr: nft.Opaque{}},
+		"a port of nothing":           nft.NAT{Kind: nft.DestinationNAT, Family: nft.FamilyIP, Port: nft.Constant("")},
+		"a verdict of no map":         nft.Vmap{Key: nft.Concat{nft.Opaque{}}, Map: "x"},
+		"a value of no map":           nft.Match{Field: nft.Mapped{Key: nft.Concat{nft.IPSaddr}, Map: "x", Offset: many, Length: 4}, Value: nft.Constant("x")},
+		"more bytes than a value has": nft.Match{Field: nft.Bits{Of: nft.IPSaddr, Mask: "12345678", Xor: "1"}, Value: nft.Constant("1234")},
+		"more bytes than are swapped": nft.Match{Field: nft.Swapped{Of: nft.IPSaddr, Size: 0x7fffffff}, Value: nft.Constant("1234")},
+		"a comparison with nothing":   nft.Match{Field: nft.IPSaddr, Value: nft.Constant("")},
 	} {
 		t.Run(name, func(t *testing.T) {
-			rules := []nft.OtherRule{{Chain: "c", Exprs: []expr.Any{e}}}
-			recording, err := nft.RecordOther(&nft.Table{Family: nft.FamilyIP, Name: "x", Chains: []*nft.Chain{base("c", nft.HookPrerouting, 0)}}, slices.Values(rules))
-			if err != nil {
-				t.Fatal(err)
-			}
-			table, err := recording.Other()
-			if err != nil {
-				t.Fatal(err)
+			table := &nft.Table{
+				Family: nft.FamilyIP, Name: "x", Chains: []*nft.Chain{nat("c", nft.HookPrerouting, rule(x))}, Kernel: &nft.KernelTable{Other: true},
 			}
 			fates, err := New([]*nft.Table{table}, host).Fates(tcp(outside, "10.96.0.1:80"))
 			if err != nil || len(fates) == 0 {
 				t.Errorf("%d fates, error %v", len(fates), err)
+			}
+		})
+	}
+}
+
+// A copy of a packet is the node's own, and untracked: it meets the hook output, where a rule can end it.
+func TestCopies(t *testing.T) {
+	neighbours := setOf("neighbours", nft.Concat{nft.IPDaddr}, nft.Element{Key: nft.AddrData(netip.MustParseAddr("10.0.0.1")), Value: nft.AddrData(netip.MustParseAddr("192.168.0.2"))})
+	neighbours.Data = nft.Concat{nft.IPDaddr}
+	dup := base("a", nft.HookPrerouting, 0, rule(nft.Dup{Key: neighbours.Key, Map: neighbours.Name}, nft.Drop))
+	for _, tc := range []struct {
+		name   string
+		output nft.Rule
+		want   string
+	}{
+		{"leave the node", rule(nft.Match{Field: nft.CTState, Value: nft.CTStateNew}, nft.Drop), "sent on, as it is, to where the routes lead to 192.168.0.2"},
+		{"end where a rule of output drops untracked packets", rule(nft.Match{Field: nft.CTState, Value: nft.CTStateUntracked}, nft.Drop), "dropped"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			fates, err := New([]*nft.Table{tableOf(dup, neighbours, base("b", nft.HookOutput, 0, tc.output))}, host).Fates(tcp(outside, "10.0.0.1:80"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff([]string{tc.want}, briefly(fates)); diff != "" {
+				t.Errorf("fates (-want +got):\n%s\n%s", diff, fates)
 			}
 		})
 	}

@@ -1,214 +1,261 @@
 package evaluator
 
 import (
+	"bytes"
 	"cmp"
-	"encoding/binary"
-	"errors"
 	"fmt"
-	"math/bits"
 	"slices"
-	"strings"
 
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// key is the value of a concatenation. If parts of it are not known, unknown says why, and holes are their places.
-type key struct {
-	data    nft.Data
-	unknown string
-	holes   []hole
+// Added is an element that a packet added to a dynamic map, such as a client and its endpoint in a map of session
+// affinity.
+type Added struct {
+	// Family is that of the table.
+	Family nft.Family
+	// Table and Map are the names of the table and of the map in it.
+	Table, Map string
+	// Element has the key, the value and the timeout.
+	Element nft.Element
 }
 
-type hole struct{ from, to int }
-
-// evaluate returns the value of a concatenation.
-func (w *walk) evaluate(c nft.Concat) (key, error) {
-	var k key
-	var data strings.Builder
-	for _, e := range c {
-		v, err := w.expression(e)
-		if err != nil {
-			return key{}, fmt.Errorf("%s: %w", e, err)
-		}
-		from := data.Len()
-		data.WriteString(string(v.data))
-		if v.unknown != "" {
-			k.unknown = v.unknown
-			k.holes = append(k.holes, hole{from, data.Len()})
-		}
-	}
-	k.data = nft.Data(data.String())
-	return k, nil
+func (a Added) isOf(t *nft.Table, set *nft.Set) bool {
+	return a.Family == t.Family && a.Table == t.Name && a.Map == set.Name
 }
 
-func (w *walk) expression(e nft.Expr) (value, error) {
-	switch e := e.(type) {
-	case nft.Field:
-		if e == nft.FibSaddrType || e == nft.FibDaddrType || e == nft.CTStatus {
-			return value{}, errors.New("the evaluator does not know all of it")
-		}
-		return w.field(e)
-	case nft.Numgen:
-		if e.Mod == 0 {
-			return value{}, errors.New("there is no number below 0")
-		}
-		return value{data: nft.IntegerData(w.draws.draw(e.Mod))}, nil
-	case nft.JHash:
-		return w.hash(e)
-	}
-	return value{}, errors.New("the evaluator does not model this expression")
+// change is an element that packets added to a set or deleted from it. Without a key it is not known which one.
+type change struct {
+	Added
+	deleted bool
 }
 
-// hash returns the slot that a JHash chooses.
-func (w *walk) hash(h nft.JHash) (value, error) {
-	if h.Mod == 0 {
-		return value{}, errors.New("there is no number below 0")
-	}
-	if h.Field != w.family.Saddr() && h.Field != w.family.Daddr() || h.And != 0 && h.And != nft.ThSport {
-		return value{}, errors.New("the evaluator hashes addresses, alone or with the source port")
-	}
-	k, err := w.evaluate(h.Fields())
-	if err != nil || k.unknown != "" {
-		return unknownValue(4, k.unknown), err
-	}
-	return value{data: nft.IntegerData(slot(jenkinsHash([]byte(k.data), h.Seed), h.Mod) + h.Offset)}, nil
+type lookedUp struct {
+	table *nft.Table
+	set   string
+	key   nft.Data
 }
 
-// lookup finds the element of a set or map with a key.
-func (s *statements) lookup(c nft.Concat, name string) (e nft.Element, found bool, err error) {
+type answer struct {
+	nft.Element
+	found truth
+	// why says why it is not known whether there is an element.
+	why string
+	err error
+}
+
+// lookUp finds the element that the packet's key finds in a set.
+func (s *statements) lookUp(c nft.Concat, name string) answer {
 	set := s.Set(name)
 	if set == nil {
-		return e, false, fmt.Errorf("there is no set or map %s", name)
+		return answer{err: fmt.Errorf("there is no set or map %s", name)}
 	}
-	if set.Interval && !ordered(set.Key[len(set.Key)-1]) {
-		return e, false, fmt.Errorf("the evaluator does not model ranges of %s", set.Key)
+	k := s.evaluate(c)
+	switch {
+	case k.absent:
+		return answer{}
+	case len(k.data) != set.Key.Len():
+		return answer{err: fmt.Errorf("%s is looked up by %d bytes, want %d", name, len(k.data), set.Key.Len())}
+	case !k.isKnown():
+		return s.lookUpUnknown(set, k)
 	}
-	k, err := s.evaluate(c)
-	if err != nil {
-		return e, false, err
+	a := s.find(set, nft.Data(k.data))
+	if a.found == yes && a.Stateful {
+		a.found, a.why = maybe, "the element of "+name+" has a limit or the like"
 	}
-	if len(k.data) != set.Key.Len() {
-		return e, false, fmt.Errorf("%s is looked up by %d bytes, want %d", name, len(k.data), set.Key.Len())
+	if a.found != no && !s.lenient() {
+		s.elements = append(s.elements, set.FormatElement(a.Element))
 	}
-	if k.unknown != "" {
-		return e, false, s.lookupUnknown(set, k)
-	}
-	e, found = s.find(set, k)
-	if found {
-		s.elements = append(s.elements, set.FormatElement(e))
-	}
-	return e, found, nil
+	return a
 }
 
-// ordered reports whether the bytes of an expression's values are in the order of the values.
-func ordered(e nft.Expr) bool {
-	switch e {
-	case nft.IPSaddr, nft.IPDaddr, nft.IP6Saddr, nft.IP6Daddr, nft.ThSport, nft.ThDport, nft.MetaL4proto:
-		return true
+// lookUpUnknown is a lookup by a key of which bits are not known.
+func (s *statements) lookUpUnknown(set *nft.Set, k value) answer {
+	unchanged := !slices.ContainsFunc(s.changes, func(c change) bool { return c.isOf(s.Table, set) })
+	if unchanged && !(set.Partial() && s.lenient()) && !slices.ContainsFunc(set.Elements(), k.mayBe) {
+		return answer{}
 	}
-	return false
+	return answer{found: maybe, why: k.why}
 }
 
-func (s *statements) find(set *nft.Set, k key) (nft.Element, bool) {
-	if e, ok := s.addedElement(set, k.data); ok {
-		return e, true
+// mayBe reports whether an element may have the key: whether each known run of bytes is in its range.
+func (v value) mayBe(e nft.Element) bool {
+	end := cmp.Or(e.KeyEnd, e.Key)
+	if e.Key == nft.CatchAll || len(e.Key) != len(v.data) || len(end) != len(v.data) {
+		return e.Key == nft.CatchAll
 	}
-	if !set.Interval {
-		return set.Element(k.data)
-	}
-	// Ranges do not overlap, so only the last one that starts at the key or before it can have the key.
-	ranges := s.ranges[set]
-	i, exact := slices.BinarySearchFunc(ranges, k.data, func(e nft.Element, d nft.Data) int { return cmp.Compare(e.Key, d) })
-	if !exact {
-		i--
-	}
-	if i < 0 || !k.isIn(ranges[i]) {
-		return nft.Element{}, false
-	}
-	return ranges[i], true
-}
-
-// isIn reports whether an element may have the key: each known part must be in the element's range for that part, which
-// is a single value for all parts but the last.
-func (k key) isIn(e nft.Element) bool {
-	end := e.KeyEnd
-	if end == "" {
-		end = e.Key
-	}
-	if len(e.Key) != len(k.data) || len(end) != len(k.data) {
-		return false
-	}
-	from := 0
-	for _, h := range append(k.holes, hole{len(k.data), len(k.data)}) {
-		if part := k.data[from:h.from]; part < e.Key[from:h.from] || part > end[from:h.from] {
+	for from := 0; from < len(v.data); from++ {
+		to := from
+		for to < len(v.data) && v.known[to] == 0xff {
+			to++
+		}
+		if part := nft.Data(v.data[from:to]); part < e.Key[from:to] || part > end[from:to] {
 			return false
 		}
-		from = h.to
+		from = to
 	}
 	return true
 }
 
-// lookupUnknown is a lookup by a key of which parts are not known. It is an error if an element may have the key.
-func (s *statements) lookupUnknown(set *nft.Set, k key) error {
-	if slices.ContainsFunc(append(s.addedElements(set), set.Elements()...), k.isIn) {
-		return errors.New(k.unknown)
+// find finds the element of a set with a key: one that packets added last, or one that was there.
+func (s *statements) find(set *nft.Set, key nft.Data) answer {
+	for _, c := range slices.Backward(s.changes) {
+		switch {
+		case !c.isOf(s.Table, set):
+		case c.Element.Key == key:
+			return answer{Element: c.Element, found: truthOf(!c.deleted)}
+		case c.Element.Key == "":
+			return answer{found: maybe, why: "which elements rules have changed in " + set.Name + " is not known"}
+		}
 	}
-	return nil
+	q := lookedUp{s.Table, set.Name, key}
+	a, asked := s.others.found[q]
+	if asked {
+		return a
+	}
+	switch {
+	case set.Partial() && s.host.Lookup != nil:
+		var found bool
+		a.Element, found, a.err = s.host.Lookup(s.Table, set.Name, key)
+		a.found = truthOf(found)
+	case set.Partial() && s.lenient():
+		a.found, a.why = maybe, fmt.Sprintf("the set %s has elements that were not read", set.Name)
+	default:
+		var found bool
+		a.Element, found = set.Find(key)
+		a.found = truthOf(found)
+	}
+	s.others.found[q] = a
+	return a
 }
 
-// jenkinsHash is the kernel's jhash() of a key with a seed: Bob Jenkins' lookup3, as in include/linux/jhash.h. It reads
-// words in the byte order of the machine, and the last twelve bytes in little-endian order.
-func jenkinsHash(key []byte, seed uint32) uint32 {
-	start := 0xdeadbeef + uint32(len(key)) + seed
-	h := jenkins{start, start, start}
-	for len(key) > 12 {
-		h.add(key[:12], binary.NativeEndian)
-		h.mix()
-		key = key[12:]
+// mapped returns a part of the value that a map has for the packet. The kernel looks it up once in a rule.
+func (s *statements) mapped(m nft.Mapped) value {
+	name := m.Map + " " + m.Key.String()
+	a, done := s.maps[name]
+	if !done {
+		a = s.lookUp(m.Key, m.Map)
+		if s.maps == nil {
+			s.maps = map[string]answer{}
+		}
+		s.maps[name] = a
 	}
-	if len(key) == 0 {
-		return h[2]
+	switch {
+	case a.err != nil:
+		return unknown(m.Length, a.err.Error())
+	case a.found == no:
+		return value{absent: true}
+	case a.found == maybe:
+		return unknown(m.Length, cmp.Or(a.why, "what the map has for the packet is not known"))
 	}
-	var last [12]byte
-	copy(last[:], key)
-	h.add(last[:], binary.LittleEndian)
-	h.final()
-	return h[2]
+	v := known(a.Value)
+	if m.Offset < 0 || m.Offset+m.Length > len(v.data) {
+		return unknown(m.Length, fmt.Sprintf("%s has no such value", m.Map))
+	}
+	return known(bytes.Clone(v.data[m.Offset : m.Offset+m.Length]))
 }
 
-// jenkins is the state of the hash.
-type jenkins [3]uint32
+// update adds an element to a dynamic map or set. If it has the key, the element keeps its data. If the map is full, nothing
+// is added, and the rule ends (net/netfilter/nft_dynset.c).
+func (s *statements) update(u nft.Update) result {
+	set := s.Set(u.Map)
+	if set == nil || !set.Dynamic && !s.lenient() {
+		return result{matches: yes, undecided: "there is no dynamic map or set " + u.Map}
+	}
+	k, d := s.evaluate(u.Key), s.evaluate(u.Data)
+	switch {
+	case k.absent || d.absent:
+		return result{}
+	case len(k.data) != set.Key.Len() || len(d.data) != set.Data.Len():
+		return result{matches: yes, undecided: fmt.Sprintf("%s does not map %s to %s", u.Map, u.Key, u.Data)}
+	}
+	element := nft.Element{Key: nft.Data(k.data), Value: nft.Data(d.data)}
+	res := result{matches: yes}
+	there := answer{found: maybe, why: k.why}
+	if k.isKnown() {
+		there = s.find(set, element.Key)
+	} else {
+		element = nft.Element{} // any
+	}
+	full, why := s.full(set, there)
+	switch {
+	case there.err != nil:
+		return result{matches: yes, undecided: there.err.Error()}
+	case there.found == yes:
+		element = there.Element
+	case full == yes:
+		return result{}
+	case full == maybe:
+		res.matches, res.why = maybe, why
+	case !d.isKnown() && u.Data != nil:
+		element = nft.Element{}
+	}
+	if u.With != "" || there.Stateful {
+		res.matches, res.why = maybe, "the rate at which packets come is not known"
+	}
+	if !u.Add || there.found != yes {
+		element.Timeout, element.Expires = u.Timeout, u.Timeout
+	}
+	if !k.isKnown() && !s.lenient() {
+		return result{matches: yes, undecided: cmp.Or(k.why, d.why)}
+	}
+	element.Stateful = u.With != ""
+	res.before = func() { s.change(set, element, false) }
+	return res
+}
 
-func (h *jenkins) add(b []byte, order binary.ByteOrder) {
-	for i := range h {
-		h[i] += order.Uint32(b[4*i:])
+// change notes that an element was added or deleted. What becomes of the rule then does not undo it.
+func (s *statements) change(set *nft.Set, e nft.Element, deleted bool) {
+	added := Added{Family: s.Family, Table: s.Name, Map: set.Name, Element: e}
+	s.changes = append(slices.Clip(s.changes), change{added, deleted})
+	if !deleted && e.Key != "" && !s.lenient() {
+		s.fate.Added = append(slices.Clip(s.fate.Added), added)
+		s.elements = append(s.elements, set.FormatElement(e))
 	}
 }
 
-func (h *jenkins) mix() {
-	a, b, c := h[0], h[1], h[2]
-	for _, shift := range [...][3]int{{4, 6, 8}, {16, 19, 4}} {
-		a = a - c ^ bits.RotateLeft32(c, shift[0])
-		c += b
-		b = b - a ^ bits.RotateLeft32(a, shift[1])
-		a += c
-		c = c - b ^ bits.RotateLeft32(b, shift[2])
-		b += a
+// delete removes an element of a dynamic set.
+func (s *statements) delete(d nft.Delete) result {
+	set := s.Set(d.Set)
+	if set == nil {
+		return result{matches: yes, undecided: "there is no dynamic map or set " + d.Set}
 	}
-	*h = jenkins{a, b, c}
+	k := s.evaluate(d.Key)
+	switch {
+	case k.absent:
+		return result{}
+	case !k.isKnown():
+		return result{matches: yes, before: func() { s.change(set, nft.Element{}, true) }}
+	}
+	return result{matches: yes, before: func() { s.change(set, nft.Element{Key: nft.Data(k.data)}, true) }}
 }
 
-func (h *jenkins) final() {
-	a, b, c := h[0], h[1], h[2]
-	c = c ^ b - bits.RotateLeft32(b, 14)
-	a = a ^ c - bits.RotateLeft32(c, 11)
-	b = b ^ a - bits.RotateLeft32(a, 25)
-	c = c ^ b - bits.RotateLeft32(b, 16)
-	a = a ^ c - bits.RotateLeft32(c, 4)
-	b = b ^ a - bits.RotateLeft32(a, 14)
-	c = c ^ b - bits.RotateLeft32(b, 24)
-	*h = jenkins{a, b, c}
+// full reports whether a dynamic set has no room for another element.
+func (s *statements) full(set *nft.Set, there answer) (full truth, why string) {
+	if there.found == yes {
+		return no, ""
+	}
+	size := int(cmp.Or(set.Size, nft.DefaultSize))
+	if set.Partial() && s.lenient() {
+		if n := set.Count(); n >= 0 && n+len(s.changes) < size {
+			return no, ""
+		}
+		return maybe, "whether the set " + set.Name + " is full is not known"
+	}
+	keys := map[nft.Data]bool{}
+	for _, e := range set.Elements() {
+		keys[e.Key] = true
+	}
+	for _, c := range s.changes {
+		if c.isOf(s.Table, set) {
+			keys[c.Element.Key] = !c.deleted
+		}
+	}
+	n := 0
+	for _, is := range keys {
+		if is {
+			n++
+		}
+	}
+	return truthOf(n >= size), ""
 }
-
-// slot scales a hash to a number below mod, as reciprocal_scale() does.
-func slot(hash, mod uint32) uint32 { return uint32(uint64(hash) * uint64(mod) >> 32) }

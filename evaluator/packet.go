@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"github.com/nftproxy/nftproxy/nft"
 	"golang.org/x/sys/unix"
@@ -101,8 +100,14 @@ func formatAddrPort(a netip.AddrPort) string {
 type Host struct {
 	// Addresses are the machine's own addresses on all interfaces. Loopback addresses need not be named.
 	Addresses []netip.Addr
-	// Routes may be incomplete. If no route fits, that is an error only if a rule looks at the outgoing interface.
+	// Routes may be incomplete, unless there are Rules. If no route fits, that is an error only if a rule looks at the
+	// outgoing interface.
 	Routes []Route
+	// Rules are the routing rules of both families, in the order of their priorities. Without them, the tables local and
+	// main count.
+	Rules []RoutingRule
+	// Policies are those of IPsec, in the order of their priorities.
+	Policies []Policy
 	// Interfaces are the numbers of the interfaces, by name. Only rules of other programs look at them.
 	Interfaces map[string]uint32
 	// Bridges has the bridge of each port, by names. BridgePorts has the port behind which an address is, where the kernel
@@ -112,37 +117,7 @@ type Host struct {
 	BridgeFilters []nft.Family
 	// NoHairpin are ports to which their bridge forwards no packet that came in by them.
 	NoHairpin []string
-	// Lookup finds the element of a set of another program's table that has a key, as nft.Conn.Lookup does. Without it,
-	// such a table's sets are not known.
+	// Lookup finds the element that a key finds in a set that is nft.Set.Partial, as nft.Conn.Lookup does. Without it, such
+	// sets are not known.
 	Lookup func(table *nft.Table, set string, key nft.Data) (nft.Element, bool, error)
 }
-
-// Route is a route by which packets leave. Among several, the longest prefix counts.
-type Route struct {
-	// Destination contains the destinations of the packets.
-	Destination netip.Prefix
-	// Interface is the name of the outgoing interface. Packets to the machine itself always leave by lo.
-	Interface string
-	// Source is the address that masquerading chooses; the zero value if it is not known.
-	Source netip.Addr
-}
-
-func (h *Host) isLocal(addr netip.Addr) bool {
-	return addr.IsLoopback() || slices.Contains(h.Addresses, addr)
-}
-
-// route returns the route with the longest prefix that contains addr; the zero Route if there is none.
-func (h *Host) route(addr netip.Addr) Route {
-	var best Route
-	for _, r := range h.Routes {
-		if r.Destination.Contains(addr) && (!best.Destination.IsValid() || r.Destination.Bits() > best.Destination.Bits()) {
-			best = r
-		}
-	}
-	if h.isLocal(addr) {
-		best.Interface = loopback
-	}
-	return best
-}
-
-const loopback = "lo"

@@ -1,8 +1,10 @@
 package evaluator
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/nftproxy/nftproxy/nft"
 )
@@ -17,6 +19,8 @@ type place struct {
 	base  *nft.Chain
 	chain *nft.Chain
 	level int
+	// external says that the rule is not one that the program of the table writes.
+	external bool
 }
 
 func (p place) fail(err error) error {
@@ -97,34 +101,85 @@ func (p place) enter(chain string) (place, error) {
 	return place{Table: p.Table, base: p.base, chain: next, level: p.level + 1}, nil
 }
 
-// rule runs the statements of a rule up to one that does not match or decides.
+// rule runs the statements of a rule up to one that does not match or decides. If it depends on something unknown whether the
+// rule matches, one of the ways is drawn as soon as that makes a difference.
 func (w *walk) rule(at place, r *nft.Rule) (nft.Verdict, error) {
+	at.external = r.External()
 	s := &statements{walk: w, place: at, rule: r}
-	mark := w.mark
+	before, asked := w.mark, false
+	// settles draws whether all statements so far match.
+	settles := func() bool {
+		matches := !asked || w.draws.draw(2) == 1
+		if asked {
+			w.assume(at, r, matches)
+		}
+		asked = false
+		return matches
+	}
 	for _, statement := range r.Statements {
-		if w.statements++; w.statements > maxStatements {
+		if w.statements++; w.statements > maxStatements || w.others.spend(1) {
 			return nft.Verdict{}, errors.New("the rules take longer than can be followed")
 		}
-		matched, v, err := s.run(statement)
+		res := s.run(statement)
+		if why := cmp.Or(res.undecided, res.why); !at.lenient() && (res.undecided != "" || res.matches == maybe) {
+			return nft.Verdict{}, fmt.Errorf("%s: %w", statement, errors.New(why))
+		}
 		switch {
-		case err != nil:
-			return nft.Verdict{}, fmt.Errorf("%s: %w", statement, err)
-		case !matched && w.mark != mark:
+		case res.matches == no && w.mark != before:
 			w.step(at, r, "no match, after setting the mark", s.elements...)
 			return nft.Verdict{}, nil
-		case !matched:
+		case res.matches == no, res.before != nil && !settles():
 			return nft.Verdict{}, nil
-		case w.fate.Result == Undecided:
-			return v, nil
-		case v.Kind != 0:
-			text := v.String()
-			if w.fate.Result == Refused {
-				text = "drop, port unreachable"
-			}
-			w.step(at, r, text, s.elements...)
-			return v, nil
+		case res.before != nil:
+			res.before()
+		}
+		asked = asked || res.matches == maybe
+		if res.verdict.Kind == 0 && res.effect == nil && res.undecided == "" {
+			continue
+		}
+		if !settles() {
+			return nft.Verdict{}, nil
+		}
+		if res.undecided != "" {
+			w.undecided(at, r, res.undecided)
+			return nft.Drop, nil
+		}
+		if v, err := s.happens(res); err != nil || v.Kind != 0 {
+			return v, err
 		}
 	}
-	w.step(at, r, "continue", s.elements...)
+	if !asked {
+		w.step(at, r, "continue", s.elements...)
+	}
 	return nft.Verdict{}, nil
+}
+
+// happens carries out a result. It returns the verdict, if that ends the rule.
+func (s *statements) happens(res result) (nft.Verdict, error) {
+	if res.effect != nil {
+		if err := res.effect(); err != nil {
+			return nft.Verdict{}, err
+		}
+	}
+	if s.fate.Result == Undecided {
+		return nft.Drop, nil // a copy of the packet is
+	}
+	if res.verdict.Kind == 0 {
+		return nft.Verdict{}, nil
+	}
+	text := res.verdict.String()
+	if s.fate.Result == Refused {
+		text = "drop, port unreachable"
+	}
+	s.step(s.place, s.rule, text, s.elements...)
+	return res.verdict, nil
+}
+
+// assume notes that the fate depends on whether a rule matches.
+func (w *walk) assume(at place, r *nft.Rule, matches bool) {
+	verdict := "if this does not match"
+	if matches {
+		verdict = "if this matches"
+	}
+	w.fate.Depends = append(slices.Clip(w.fate.Depends), Step{Hook: w.hook, Table: at.Table, Chain: at.chain, Level: at.level, Rule: r, Verdict: verdict})
 }

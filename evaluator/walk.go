@@ -1,7 +1,6 @@
 package evaluator
 
 import (
-	"fmt"
 	"net/netip"
 
 	"github.com/nftproxy/nftproxy/nft"
@@ -12,22 +11,27 @@ type walk struct {
 	*Evaluator
 	packet Packet // as it was sent
 	family nft.Family
-	added  []Added // by earlier packets and this one
-	draws  *draws
-	others *others
+	// changes of sets, by earlier packets and this one.
+	changes []change
+	draws   *draws
+	others  *others
 	// statements counts the statements that ran.
 	statements int
 
 	// The packet in its current state. A source that masquerading chose may be unknown: the zero AddrPort.
 	source, destination netip.AddrPort
-	mark, ctMark        uint32
-	// hops is the TTL or hop limit.
+	mark, ctMark        mark
+	// routingMark is the mark with which the packet was routed last. The node's own packets are routed again where their
+	// destination is translated, and behind chains of type route: not where another chain has changed the mark.
+	routingMark mark
+	// hops is the TTL or hop limit, which is not known unless a rule has set it.
 	hops     uint8
+	hopsSet  bool
 	iif, oif ifname
 	// atDevice says that the hook is one that a device calls: not one of IP.
 	atDevice bool
-	// tracked says that conntrack has seen the packet.
-	tracked bool
+	// tracked says that conntrack has seen the packet, and untracked that a rule keeps it from doing so.
+	tracked, untracked bool
 	// translated says, for each end, whether NAT has decided about it for the connection. changed says whether the
 	// decision changed it (ct status snat and dnat).
 	translated, changed [2]bool
@@ -59,13 +63,16 @@ func translates(hook nft.Hook) end {
 	return neither
 }
 
-// commonHops is the TTL with which most systems send packets. The evaluator takes it for every packet.
+// commonHops is the TTL with which most systems send packets. The rules of the proxy are followed with it.
 const commonHops = 64
 
 func newWalk(e *Evaluator, p Packet, added []Added, d *draws) *walk {
 	w := &walk{
-		Evaluator: e, packet: p, family: p.family(), added: added[:len(added):len(added)], draws: d,
-		source: p.Source, destination: p.Destination, mark: p.Mark, hops: commonHops,
+		Evaluator: e, packet: p, family: p.family(), draws: d,
+		source: p.Source, destination: p.Destination, mark: mark{bits: p.Mark}, hops: commonHops,
+	}
+	for _, a := range added {
+		w.changes = append(w.changes, change{Added: a})
 	}
 	if c := p.Connection; c != nil {
 		w.changed[destination] = c.Destination.IsValid() && c.Destination != p.Destination
@@ -93,7 +100,7 @@ func (w *walk) run() error {
 	if arrived {
 		w.fate.Result = Delivered
 	}
-	w.fate.Source, w.fate.Destination, w.fate.Mark = w.source, w.destination, w.mark
+	w.fate.Source, w.fate.Destination, w.fate.Mark = w.source, w.destination, w.mark.bits
 	w.fate.Masqueraded = w.changed[source]
 	w.fate.sent = w.packet.Destination
 	return nil
@@ -102,12 +109,17 @@ func (w *walk) run() error {
 // send walks a packet that a process of the node sends. A packet to the node itself comes back in by the loopback
 // interface.
 func (w *walk) send() (bool, error) {
-	w.leave()
+	w.routingMark = w.mark
+	if !w.leave() || !w.permits("out") {
+		return false, nil
+	}
 	if on, err := w.traverse(nft.HookOutput); !on {
 		return false, err
 	}
 	// A translated packet is routed again.
-	w.leave()
+	if !w.leave() {
+		return false, nil
+	}
 	back := w.host.isLocal(w.destination.Addr())
 	if back {
 		w.note("routing: to the node itself, out and in by lo")
@@ -116,6 +128,9 @@ func (w *walk) send() (bool, error) {
 	}
 	if on, err := w.traverse(nft.HookPostrouting); !on {
 		return false, err
+	}
+	if !w.permits("out") {
+		return false, nil
 	}
 	if on, err := w.pass(w.device(w.oif, w.destination.Addr()).departure()...); !on {
 		return false, err
@@ -139,7 +154,10 @@ func (w *walk) arrive() (bool, error) {
 	}
 	local := w.host.isLocal(w.destination.Addr())
 	if !local {
-		w.leave()
+		w.routingMark = w.mark
+		if !w.leave() {
+			return false, nil
+		}
 		if out := w.device(w.oif, w.destination.Addr()); in.filtered && out.name == in.name {
 			on, err := w.bridge(in, out)
 			if on {
@@ -154,29 +172,32 @@ func (w *walk) arrive() (bool, error) {
 	if local {
 		w.note("routing: to a process of the node")
 		on, err := w.traverse(nft.HookInput)
+		on = on && w.permits("in")
 		w.fate.Local = on
 		return on, err
 	}
 	w.note("routing: forwarded")
+	if !w.permits("fwd") || !w.permits("out") {
+		return false, nil
+	}
+	if w.hopsSet && w.hops <= 1 {
+		w.note("routing: the packet has no hops left")
+		return false, nil
+	}
 	if on, err := w.traverse(nft.HookForward); !on {
 		return false, err
 	}
 	if on, err := w.traverse(nft.HookPostrouting); !on {
 		return false, err
 	}
+	if !w.permits("out") {
+		return false, nil
+	}
 	on, err := w.pass(w.device(w.oif, w.destination.Addr()).departure()...)
 	if on {
 		w.fate.Interface = w.oif.name
 	}
 	return on, err
-}
-
-// leave looks up the outgoing interface.
-func (w *walk) leave() {
-	w.oif = ifname{name: w.host.route(w.destination.Addr()).Interface}
-	if w.oif.name == "" {
-		w.oif.unknown = fmt.Sprintf("the interface towards %s is not known", w.destination.Addr())
-	}
 }
 
 // traverse runs the base chains of a hook. It reports whether the packet continues.
@@ -190,7 +211,7 @@ func (w *walk) traverse(hook nft.Hook) (bool, error) {
 		return false, err
 	}
 	at := translates(hook)
-	w.tracked = true
+	w.tracked = !w.untracked
 	w.continueConnection(at)
 	if at != neither {
 		w.translated[at] = true
@@ -220,13 +241,14 @@ func (w *walk) runHook(chains []baseChain) (bool, error) {
 func (w *walk) runChains(chains []baseChain) (bool, error) {
 	at := translates(w.hook)
 	for _, c := range chains {
-		w.tracked = w.tracked || runsAt(c.chain) > priorityConntrack && !w.atDevice
+		w.tracked = w.tracked || runsAt(c.chain) > priorityConntrack && !w.atDevice && !w.untracked
 		if runsAt(c.chain) > natPriority(w.hook) {
 			w.continueConnection(at)
 		}
-		if c.chain.Type == nft.TypeNAT && (at == neither || w.packet.Connection != nil || w.translated[at]) {
+		if c.chain.Type == nft.TypeNAT && (at == neither || w.untracked || w.packet.Connection != nil || w.translated[at]) {
 			continue
 		}
+		mark, destination := w.mark, w.destination
 		v, err := w.baseChain(c)
 		if err != nil {
 			return false, err
@@ -234,8 +256,20 @@ func (w *walk) runChains(chains []baseChain) (bool, error) {
 		if v.Kind == nft.VerdictDrop {
 			return false, nil // unless the packet is refused, the Result is Dropped, the zero value
 		}
+		if w.hook == nft.HookOutput && (w.destination != destination || c.chain.Type == nft.TypeRoute && w.mark != mark) && !w.rerouted() {
+			return false, nil
+		}
 	}
 	return true, nil
+}
+
+// rerouted routes one of the node's own packets again. The interface that later chains of the hook see stays.
+func (w *walk) rerouted() bool {
+	oif := w.oif
+	w.routingMark = w.mark
+	on := w.leave() && w.permits("out")
+	w.oif = oif
+	return on
 }
 
 // priorityConntrack is the priority at which conntrack first sees packets (NF_IP_PRI_CONNTRACK).
@@ -272,7 +306,7 @@ func (w *walk) setDestination(to netip.AddrPort) {
 func (w *walk) masquerade() {
 	w.translated[source], w.changed[source] = true, true
 	w.source = netip.AddrPort{}
-	if addr := w.host.route(w.destination.Addr()).Source; addr.IsValid() {
+	if addr := w.routeTo(w.destination.Addr()).Source; addr.IsValid() {
 		w.source = netip.AddrPortFrom(addr, 0)
 	}
 }

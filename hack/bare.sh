@@ -4,6 +4,7 @@
 #
 #   hack/bare.sh [COMMAND...]   without COMMAND, each `make ...` line of the README
 #   SUITE=trixie MIRROR=http://deb.debian.org/debian
+#   REFUSE_32BIT=1   no 32-bit program starts, on the whole machine, as if its kernel had been booted with ia32_emulation=off
 set -eu
 suite=${SUITE:-bookworm}
 mirror=${MIRROR:-http://deb.debian.org/debian}
@@ -13,7 +14,9 @@ proxy=$(go env GOPROXY)
 
 root=$(mktemp -d)
 chmod 755 "$root" # tests run programs as other users
-trap 'rm -rf --one-file-system "$root"' EXIT
+refusal=/proc/sys/fs/binfmt_misc/nftproxy-refuse
+trap '[ ! -e "$refusal" ] || echo -1 >"$refusal"; rm -rf --one-file-system "$root"' EXIT
+trap 'exit 1' INT TERM
 debootstrap --variant=minbase --include=ca-certificates,make,git "$suite" "$root" "$mirror" >"$root.log" || { cat "$root.log"; exit 1; }
 rm "$root.log"
 cp -r "$go" "$root/usr/local/go"
@@ -22,6 +25,13 @@ cat /etc/resolv.conf >"$root/etc/resolv.conf"
 if [ -d /usr/local/share/ca-certificates ]; then # where the network's own authority is, if it has one
 	cp -r /usr/local/share/ca-certificates/. "$root/usr/local/share/ca-certificates/"
 	chroot "$root" update-ca-certificates >/dev/null 2>&1
+fi
+
+if [ -n "${REFUSE_32BIT:-}" ]; then # the kernel is told to run this file instead, and it is no program either
+	[ -e /proc/sys/fs/binfmt_misc/register ] || mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc
+	printf '\177' >"$root/nftproxy.none"
+	chmod +x "$root/nftproxy.none"
+	printf '%s' ":${refusal##*/}:M::\\x7fELF\\x01::$root/nftproxy.none:F" >/proc/sys/fs/binfmt_misc/register
 fi
 
 if [ $# -eq 0 ]; then

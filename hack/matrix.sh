@@ -1,6 +1,6 @@
 #!/bin/sh
-# Writes the table of docs/proxytest-matrix.md: sh hack/matrix.sh PAGE. It needs BIN, VERSION and GO. Without KUBE_PROXY,
-# the path of Kubernetes' kube-proxy, its columns stay as they are on the page.
+# Writes the table of docs/proxytest-matrix.md: sh hack/matrix.sh PAGE. It needs BIN, GO, and Kubernetes' kube-proxy
+# (KUBE_PROXY, VERSION).
 set -eu
 page=$1
 dir=$(mktemp -d)
@@ -19,10 +19,6 @@ for example in chains userspace; do
 done
 try nftproxy "$BIN/kube-proxy --config {config}"
 for mode in nftables iptables; do
-	if [ -z "$KUBE_PROXY" ]; then
-		python3 hack/matrix-kept.py "$page" "kube-proxy $VERSION $mode" >"$dir/$mode.json"
-		continue
-	fi
 	echo "mode: $mode" >"$dir/config"
 	try "$mode" "$KUBE_PROXY --config {config}" --config "$dir/config" --expect "kube-proxy-$mode"
 done
@@ -39,16 +35,6 @@ otherwise, for a reason that \`testdata/expect.PROXY.yaml\` names. *new*: for no
 the case was not run. [proxytest.md](proxytest.md) explains how.
 
 END
-	if [ -z "$KUBE_PROXY" ]; then
-		python3 - "$dir/nftproxy.json" "$dir/nftables.json" <<'END'
-import json, sys, textwrap
-ours, kept = ({r["case"] for r in json.load(open(path))["results"]} for path in sys.argv[1:])
-text = "The columns of kube-proxy are from an earlier run."
-if ours - kept:
-    text = f"The columns of kube-proxy are from an earlier run. These cases are newer, and were not run over it: {', '.join('`' + c + '`' for c in sorted(ours - kept))}."
-print(textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False) + "\n")
-END
-	fi
 	"$BIN/proxytest" matrix nftproxy="$dir/nftproxy.json" "kube-proxy $VERSION nftables=$dir/nftables.json" \
 		"kube-proxy $VERSION iptables=$dir/iptables.json" \`examples/chains\`="$dir/chains.json" \
 		\`examples/userspace\`="$dir/userspace.json" \`examples/python\`="$dir/python.json"

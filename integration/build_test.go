@@ -220,6 +220,15 @@ func TestPrerequisites(t *testing.T) {
 		}
 	})
 
+	t.Run("are qemu's too where 32-bit programs do not run", func(t *testing.T) {
+		m := newMachine(t, "0")
+		m.add(t, "go", `[ "$1" != run ]`)
+		out, ok := m.make(t, "prerequisites", "NO_INSTALL=1")
+		if want := "make test lacks " + programs + " qemu-arm-static (apt-get install " + packages + " qemu-user-static)"; ok || !strings.HasPrefix(out, want) {
+			t.Errorf("success: %t, output %q, want a failure that begins with %q", ok, out, want)
+		}
+	})
+
 	for _, tt := range []struct {
 		name, uid string
 		apt       bool
@@ -241,6 +250,65 @@ func TestPrerequisites(t *testing.T) {
 			}
 			if got := m.installed(t); got != "" {
 				t.Errorf("apt-get was called with %q", got)
+			}
+		})
+	}
+}
+
+// The other programs of TestMachine's machine succeed whatever they are asked.
+func TestMachine(t *testing.T) {
+	netns.Need(t)
+	if out, err := exec.Command("../hack/machine.sh", "100").CombinedOutput(); err != nil || len(out) > 0 {
+		t.Fatalf("this machine: %v, output %q", err, out)
+	}
+	for _, tt := range []struct{ name, program, script, want string }{
+		{"too few open files", "sh", `[ "$2" != "ulimit -n 16000" ] || { echo refused; exit 1; }`, "make test needs 16000 open files: refused\n"},
+		{"a shallow clone", "git", "echo no such revision; exit 1", "make test needs git's history, from which it builds the version before (git fetch --unshallow): no such revision\n"},
+		{"a kernel without iptables-legacy", "unshare", `case $2 in *legacy) echo $2 fails; exit 1;; esac`,
+			"make test needs what iptables-legacy needs in the kernel: iptables-legacy fails\nmake test needs what ip6tables-legacy needs in the kernel: ip6tables-legacy fails\n"},
+		{"a container without privileges", "unshare", "echo not permitted; exit 1", "make test needs to make network namespaces: not permitted\n"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			m := newMachine(t, "0")
+			for _, program := range []string{"nft", "iptables-nft-restore", "iptables-legacy-restore", "gcc", "python3", "ip", "portmap", "bird", "sh", "git", "unshare"} {
+				if os.Remove(filepath.Join(m.programs, program)); program != tt.program {
+					m.add(t, program, "")
+				}
+			}
+			m.add(t, tt.program, tt.script)
+			if out, ok := m.make(t, "machine"); ok || !strings.HasPrefix(out, tt.want) {
+				t.Errorf("success: %t, output %q, want a failure with %q", ok, out, tt.want)
+			}
+		})
+	}
+}
+
+// The go command is one that only says how it was called, and `go run` fails where 32-bit programs do not run.
+func TestThirtyTwoBit(t *testing.T) {
+	const missing = "make test-32 lacks qemu-arm-static (apt-get install qemu-user-static): this machine runs no 386 programs\n"
+	for _, tt := range []struct {
+		name string
+		runs bool
+		qemu bool
+		want string
+	}{
+		{"programs of 386, which run as they are", true, false, "tests of 386 with none"},
+		{"programs of arm in qemu, where these do not run", false, true, "tests of arm with qemu-arm-static"},
+		{"what is missing, without either", false, false, missing},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			m := newMachine(t, "0")
+			m.add(t, "nproc", "echo 2")
+			m.add(t, "go", fmt.Sprintf(`case $1 in
+run) %t;;
+test) with=none; for word in "$@"; do [ "$before" != -exec ] || with=$word; before=$word; done; echo tests of $GOARCH with $with;;
+esac`, tt.runs))
+			if tt.qemu {
+				m.add(t, "qemu-arm-static", "")
+			}
+			out, ok := m.make(t, "test-32")
+			if ok != (tt.runs || tt.qemu) || !strings.Contains(out, tt.want) {
+				t.Errorf("success: %t, output %q, want %q", ok, out, tt.want)
 			}
 		})
 	}

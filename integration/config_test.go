@@ -12,6 +12,7 @@ import (
 	configs "github.com/nftproxy/nftproxy/internal/testkit/corpus"
 	"github.com/nftproxy/nftproxy/internal/testkit/flows"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
+	"github.com/nftproxy/nftproxy/internal/testkit/private"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/tracker"
 )
@@ -157,7 +158,7 @@ func testExternalIPsStayOutWithTheGateOff(t *testing.T) {
 	})
 	t.Run("behind a server without the gate", func(t *testing.T) {
 		l := lab.ForTest(t)
-		socket := "unix://" + filepath.Join(t.TempDir(), "server")
+		socket := "unix://" + filepath.Join(private.Dir(t), "server")
 		lab.Start(t, l.Node, "kube-proxy", "node-local-server", "--manifests", g.ManifestsDir(t), "--listen", socket).Says(t, "Serving the node-local API")
 		lab.Start(t, l.Node, "kube-proxy", "--feature-gates=AllowServiceExternalIPs=false", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/48",
 			"--hostname-override="+lab.NodeName, "--node-local-source", socket).Says(t, "Programmed all Services")
@@ -166,7 +167,7 @@ func testExternalIPsStayOutWithTheGateOff(t *testing.T) {
 	t.Run("behind a server with the gate", func(t *testing.T) {
 		l := lab.ForTest(t)
 		c := lab.Conn(t, l.Node)
-		socket := "unix://" + filepath.Join(t.TempDir(), "server")
+		socket := "unix://" + filepath.Join(private.Dir(t), "server")
 		lab.Start(t, l.Node, "kube-proxy", "node-local-server", "--manifests", g.ManifestsDir(t), "--listen", socket, "--feature-gates=AllowServiceExternalIPs=false").Says(t, "Serving the node-local API")
 		lab.Start(t, l.Node, "kube-proxy", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/48", "--hostname-override="+lab.NodeName, "--node-local-source", socket)
 		await.Until(t, "the case's rules are in the kernel", func() error { return lab.TableError(c, g.Compile(t)) })

@@ -15,6 +15,7 @@ import (
 
 	"github.com/nftproxy/nftproxy/internal/testkit/apiservertest"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
+	"github.com/nftproxy/nftproxy/internal/testkit/private"
 	"github.com/nftproxy/nftproxy/nodelocal/server"
 	"github.com/nftproxy/nftproxy/tracker"
 )
@@ -69,7 +70,7 @@ func manifestsWorld(t *testing.T, _ *lab.Lab) world {
 			}
 		},
 		mend: func(t *testing.T) { writeWorld(t, dir, "10.244.1.6") },
-		held: []string{"services"},
+		held: []string{"endpointslices", "services"},
 	}
 }
 
@@ -105,7 +106,7 @@ func apiServerWorld(t *testing.T, l *lab.Lab) world {
 
 // nodeLocalWorld has a server that believes in an empty cluster, as other implementations may.
 func nodeLocalWorld(t *testing.T, _ *lab.Lab) world {
-	socket := "unix://" + filepath.Join(t.TempDir(), "node-local.sock")
+	socket := "unix://" + filepath.Join(private.Dir(t), "node-local.sock")
 	serve := func(endpoints ...string) (tr *tracker.Tracker, stop func()) {
 		tr = tracker.New(tracker.Options{NodeName: lab.NodeName})
 		tr.SetNode(worldNode())
@@ -147,8 +148,8 @@ func nodeLocalWorld(t *testing.T, _ *lab.Lab) world {
 	}
 }
 
-// A list or full state without Services is not believed: connections go on, health and a metric tell, and it ends with
-// the first Service.
+// A list or full state without Services is not believed: connections go on, health and a metric tell, and it ends when
+// the Service is back. A proxy that runs stays in its load balancers. One that starts is not ready.
 func TestEmptyState(t *testing.T) {
 	for name, newWorld := range worlds {
 		for when, restart := range map[string]bool{"while running": false, "at a start": true} {
@@ -177,17 +178,19 @@ func testEmptyState(t *testing.T, newWorld func(*testing.T, *lab.Lab) world, res
 		}
 	}
 	w.lose(t)
+	codes, reason := "200 200", ": the source lacks 1 of 1"
 	if restart {
 		p = start()
+		codes, reason = "503 200", ": the source has none"
 	}
 	for _, resource := range w.held {
-		f.becomes(t, "503 200", resource+": the source has none")
-		f.metricIs(t, `kubeproxy_empty_state_held{resource="`+resource+`"}`, "1")
+		f.becomes(t, codes, resource+reason)
+		f.metricIs(t, `kubeproxy_losses_held{resource="`+resource+`"}`, "1")
 	}
-	f.remains(t, "503 200")
+	f.remains(t, codes)
 	expectAnswerOf(t, l, "first")
 	expectAlive(t, lasting, "first")
-	held := slices.DeleteFunc(p.Errors(), func(line string) bool { return !strings.Contains(line, "Not believing an empty state") })
+	held := slices.DeleteFunc(p.Errors(), func(line string) bool { return !strings.Contains(line, "Not believing what a list lacks") })
 	if len(held) != len(w.held) {
 		t.Errorf("errors %q, want one for each of %v", held, w.held)
 	}
@@ -196,7 +199,7 @@ func testEmptyState(t *testing.T, newWorld func(*testing.T, *lab.Lab) world, res
 	expectAnswerOf(t, l, "second")
 	f.becomes(t, "200 200")
 	for _, resource := range w.held {
-		f.metricIs(t, `kubeproxy_empty_state_held{resource="`+resource+`"}`, "0")
+		f.metricIs(t, `kubeproxy_losses_held{resource="`+resource+`"}`, "0")
 	}
 	stop()
 	expectAlive(t, lasting, "first")
@@ -218,7 +221,7 @@ func testUnreadManifest(t *testing.T, behindServer bool) {
 	servePod(t, l, "second", "10.244.1.6")
 	dir := t.TempDir()
 	writeWorld(t, dir, "10.244.1.5")
-	socket := "unix://" + filepath.Join(t.TempDir(), "node-local.sock")
+	socket := "unix://" + filepath.Join(private.Dir(t), "node-local.sock")
 	reader := []string{"--manifests", dir, "--hostname-override", lab.NodeName}
 	if behindServer {
 		reader = []string{"node-local-server", "--manifests", dir, "--listen", socket}

@@ -335,8 +335,13 @@ func (f *troubled) reaches(t *testing.T, pod string) {
 
 func (f *troubled) reachesWithin(t *testing.T, patience time.Duration, pod string) {
 	t.Helper()
-	await.Within(t, patience, "the Service leads to "+pod, func() error {
-		conn, name, err := dialAt(f.lab.Client, faultAddress+":80")
+	f.reachesAt(t, patience, faultAddress+":80", pod)
+}
+
+func (f *troubled) reachesAt(t *testing.T, patience time.Duration, address, pod string) {
+	t.Helper()
+	await.Within(t, patience, address+" leads to "+pod, func() error {
+		conn, name, err := dialAt(f.lab.Client, address)
 		if err != nil {
 			return err
 		}

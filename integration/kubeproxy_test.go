@@ -318,7 +318,7 @@ func testRulesStayWithoutValidCredentials(t *testing.T) {
 	}
 	f.badToken(t)
 	p = f.start(t, "--kubeconfig="+f.kubeconfig)
-	p.Says(t, `"Cannot list; programming nothing before it is listed, and retrying" err="failed to list *v1.Service: the server has asked for the client to provide credentials (get services)" resource="services"`)
+	p.Says(t, `"Cannot list; programming nothing before it is listed, and retrying" err="failed to list *v1.Service: Unauthorized" resource="services"`)
 	f.stays(t)
 	if err := p.Stop(t); err != nil {
 		t.Errorf("the proxy ended with %v", err)

@@ -25,6 +25,7 @@ import (
 	"github.com/nftproxy/nftproxy/internal/testkit/apiservertest"
 	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
+	"github.com/nftproxy/nftproxy/internal/testkit/private"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/tracker"
 )
@@ -103,7 +104,7 @@ func testNodeLocalChurnWithKills(t *testing.T) {
 func newChurn(t *testing.T, seed uint64) *churn {
 	l := lab.ForTest(t)
 	server, kubeconfig := lab.APIServer(t, l.Node)
-	dir := t.TempDir()
+	dir := private.Dir(t)
 	at := func(name string) string { return filepath.Join(dir, name) }
 	c := &churn{
 		t: t, random: rand.New(rand.NewPCG(seed, 1)), lab: l, conn: lab.Conn(t, l.Node), server: server,

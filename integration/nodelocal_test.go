@@ -15,6 +15,7 @@ import (
 	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	"github.com/nftproxy/nftproxy/internal/testkit/flows"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
+	"github.com/nftproxy/nftproxy/internal/testkit/private"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -50,7 +51,7 @@ func testKilledProcessesLoseNoConnection(t *testing.T) {
 		slice.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: time.Now().Format(time.RFC3339Nano)}
 		lab.Update(t, server, slice)
 	}
-	socket := "unix://" + filepath.Join(t.TempDir(), "node-local.sock")
+	socket := "unix://" + filepath.Join(private.Dir(t), "node-local.sock")
 	startServer := func() *lab.Process {
 		return lab.Start(t, l.Node, "kube-proxy", "node-local-server", "--kubeconfig", kubeconfig, "--listen", socket)
 	}
@@ -119,7 +120,7 @@ func TestServeNodeLocal(t *testing.T) {
 	t.Parallel()
 	l := lab.ForTest(t)
 	dir := flows.FindCase(t, "hairpin-over-cluster-ip").ManifestsDir(t)
-	socket := "unix://" + filepath.Join(t.TempDir(), "node-local.sock")
+	socket := "unix://" + filepath.Join(private.Dir(t), "node-local.sock")
 	lab.Start(t, l.Node, "kube-proxy", "--manifests", dir, "--hostname-override", lab.NodeName, "--serve-node-local", socket)
 	watch := lab.Start(t, l.Node, "kube-proxy", "node-local-watch", "--node-local-source", socket, "--hostname-override", lab.NodeName)
 	watch.Says(t, `{"full":true,"node":{"name":"`+lab.NodeName+`"`)
@@ -147,7 +148,7 @@ func TestNodeLocalServer(t *testing.T) {
 		Ports:       []discoveryv1.EndpointPort{{Name: new(""), Port: new(int32(8080)), Protocol: new(corev1.ProtocolTCP)}},
 		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.244.1.5"}}},
 	})
-	socket := "unix://" + t.TempDir() + "/node-local.sock"
+	socket := "unix://" + private.Dir(t) + "/node-local.sock"
 	lab.Start(t, l.Node, "kube-proxy", "node-local-server", "--kubeconfig", kubeconfig, "--listen", socket, "--metrics-bind-address", at)
 	t.Run("is not ready before it knows all, and says for what it waits", func(t *testing.T) {
 		await.Until(t, "it is alive", func() error { return pageSays(l.Node, at, "/livez", http.StatusOK, "ok") })
@@ -179,7 +180,7 @@ func TestNodeLocalServer(t *testing.T) {
 		}
 		slices.Sort(got)
 		want := []string{
-			"kubeproxy_empty_state_held",
+			"kubeproxy_losses_held",
 			"kubeproxy_node_local_batches_total",
 			"kubeproxy_node_local_lag_seconds",
 			"kubeproxy_node_local_refused_total",
@@ -221,7 +222,7 @@ func TestTwoNodeLocalServers(t *testing.T) {
 	l, _, kubeconfig := newOutageLab(t)
 	hanging, hangingConfig := lab.APIServer(t, l.Node)
 	hanging.Hang("endpointslices")
-	dir := t.TempDir()
+	dir := private.Dir(t)
 	at := func(name string) string { return filepath.Join(dir, name) }
 	start := func(name, kubeconfig, metrics string) *lab.Process {
 		return lab.Start(t, l.Node, "kube-proxy", "node-local-server", "--kubeconfig", kubeconfig, "--listen", "unix://"+at(name), "--metrics-bind-address", metrics)

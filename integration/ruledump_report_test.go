@@ -7,10 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -120,4 +124,52 @@ func expectRedacted(t *testing.T, node *lab.Host) {
 		t.Errorf("to %s:\n%s", to, text)
 	}
 	lab.Nft(t, node, "", "delete", "table", "inet", "fw")
+}
+
+// A program that answers at port 10249 does not choose whom ruledump asks.
+func TestReportAddresses(t *testing.T) {
+	t.Parallel()
+	l := lab.ForTest(t)
+	for _, tt := range []struct {
+		bound string
+		asked bool
+	}{{"0.0.0.0:10256", true}, {"127.0.0.1:10256", true}, {"192.168.0.1:10256", false}} {
+		t.Run(tt.bound, func(t *testing.T) {
+			var asked atomic.Int64
+			for address, handler := range map[string]http.HandlerFunc{
+				"127.0.0.1:10249": func(w http.ResponseWriter, _ *http.Request) {
+					fmt.Fprintf(w, `{"kubeproxy.config.k8s.io": {"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", "mode": "nftables", "healthzBindAddress": %q}}`, tt.bound)
+				},
+				"0.0.0.0:10256": func(w http.ResponseWriter, _ *http.Request) {
+					asked.Add(1)
+					fmt.Fprintln(w, "the health")
+				},
+			} {
+				var listener net.Listener
+				if err := l.Node.Do(func() (err error) {
+					listener, err = net.Listen("tcp", address)
+					return err
+				}); err != nil {
+					t.Fatal(err)
+				}
+				server := httptest.NewUnstartedServer(handler)
+				server.Listener.Close()
+				server.Listener = listener
+				server.Start()
+				defer server.Close()
+			}
+			report := filepath.Join(t.TempDir(), "report.tar.gz")
+			said := runRuledump(t, l.Node, "report", "-o", report)
+			files := readReport(t, report)
+			if files["configz.json"] == "" {
+				t.Fatalf("the program at port 10249 was not asked:\n%s", said)
+			}
+			if got := asked.Load() == 2 && files["healthz.json"] == "the health\n"; got != tt.asked || !tt.asked && asked.Load() > 0 {
+				t.Errorf("asked %d times, healthz.json is %q", asked.Load(), files["healthz.json"])
+			}
+			if missing := "pages of the proxy: /healthz and /livez at " + tt.bound + " are not asked"; strings.Contains(said, missing) == tt.asked {
+				t.Errorf("ruledump says:\n%s", said)
+			}
+		})
+	}
 }

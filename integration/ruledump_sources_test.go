@@ -3,7 +3,6 @@ package integration
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
 	"net/netip"
@@ -16,7 +15,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/internal/ruledump"
 	"github.com/nftproxy/nftproxy/internal/ruledump/verb"
-	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	"github.com/nftproxy/nftproxy/internal/testkit/flows"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/internal/testkit/netns"
@@ -281,33 +279,19 @@ func testRuledumpAtScale(t *testing.T) {
 func testWatchAtScale(t *testing.T, l *lab.Lab, tables []*nft.Table, memory int64) {
 	watch := lab.Start(t, l.Node, "ruledump", "watch")
 	peakOf := watchMemory(watch.Cmd.Process.Pid)
-	conn, probe := lab.Conn(t, l.Node), &nft.Table{Family: tables[0].Family, Name: tables[0].Name, Chains: []*nft.Chain{{Name: "probe"}}}
-	empty := &nft.Table{Family: probe.Family, Name: probe.Name}
-	commit := func(tx nft.Transaction) time.Duration {
-		t.Helper()
-		began := time.Now()
-		if _, err := conn.Commit(t.Context(), tx); err != nil {
-			t.Fatal(err)
-		}
-		return time.Since(began)
-	}
-	await.Until(t, "watch listens", func() error { // until then, commits go unheard
-		commit(nft.Diff(empty, probe))
-		commit(nft.Diff(probe, empty))
-		if !strings.Contains(watch.Output(), "-chain 1") {
-			return errors.New("it has heard of no commit")
-		}
-		return nil
-	})
+	watch.Says(t, watchCost)
 	var tx nft.Transaction
 	for _, table := range tables {
 		tx.Append(nft.Replace(table))
 	}
 	used := processorTime(t, watch.Cmd.Process.Pid)
 	began := time.Now()
-	committed := commit(tx)
+	stats, err := lab.Conn(t, l.Node).Commit(t.Context(), tx)
+	if err != nil {
+		t.Fatal(err)
+	}
 	watch.Says(t, "-table 2")
-	t.Logf("told %v after the commit began, which took %v; %v of a processor", time.Since(began).Round(time.Millisecond), committed.Round(time.Millisecond), (processorTime(t, watch.Cmd.Process.Pid) - used).Round(10*time.Millisecond))
+	t.Logf("told %v after the commit began, which took %v; %v of a processor", time.Since(began).Round(time.Millisecond), stats.Kernel.Round(time.Millisecond), (processorTime(t, watch.Cmd.Process.Pid) - used).Round(10*time.Millisecond))
 	_ = watch.Stop(t)
 	if peak := peakOf(); peak == 0 || peak > memory {
 		t.Errorf("it had %d MiB, want %d at most", peak>>20, memory>>20)

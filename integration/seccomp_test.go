@@ -20,6 +20,7 @@ import (
 
 	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
+	"github.com/nftproxy/nftproxy/internal/testkit/private"
 	"github.com/nftproxy/nftproxy/internal/testkit/process"
 )
 
@@ -187,7 +188,7 @@ func stops(t *testing.T, p *lab.Process) {
 
 func (f *restricted) followsTheAPIServer(t *testing.T) {
 	t.Helper()
-	socket := "--serve-node-local=unix://" + filepath.Join(t.TempDir(), "proxy")
+	socket := "--serve-node-local=unix://" + filepath.Join(private.Dir(t), "proxy")
 	p := f.proxy(t, "--kubeconfig="+f.kubeconfig, "--profiling", "--nodeport-addresses=127.0.0.0/8,192.168.0.0/24", socket)
 	f.reaches(t, "first")
 	f.becomes(t, "200 200")
@@ -221,7 +222,7 @@ func (f *restricted) followsTheAPIServer(t *testing.T) {
 
 func (f *restricted) followsANodeLocalServer(t *testing.T) {
 	t.Helper()
-	socket := "unix://" + filepath.Join(t.TempDir(), "server")
+	socket := "unix://" + filepath.Join(private.Dir(t), "server")
 	server := f.run(t, "kube-proxy", "node-local-server", "--kubeconfig="+f.kubeconfig, "--listen="+socket)
 	p := f.proxy(t, "--node-local-source="+socket)
 	f.move(t, "10.244.1.5")

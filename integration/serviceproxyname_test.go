@@ -14,6 +14,7 @@ import (
 	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	"github.com/nftproxy/nftproxy/internal/testkit/flows"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
+	"github.com/nftproxy/nftproxy/internal/testkit/private"
 	"github.com/nftproxy/nftproxy/model"
 	"golang.org/x/sys/unix"
 )
@@ -337,7 +338,7 @@ func testNoServiceWithTheLabel(t *testing.T) {
 // The state of a server for another proxy would replace all rules.
 func testServerWithAnotherName(t *testing.T) {
 	b := newBeside(t)
-	socket := "unix://" + filepath.Join(t.TempDir(), "node-local.sock")
+	socket := "unix://" + filepath.Join(private.Dir(t), "node-local.sock")
 	serve := func(flags ...string) *lab.Process {
 		t.Helper()
 		p := lab.Start(t, b.lab.Node, "kube-proxy", append([]string{"node-local-server", "--manifests=" + b.dir, "--listen=" + socket}, flags...)...)

@@ -13,8 +13,8 @@ type Node struct {
 	IPs []netip.Addr
 	// PodCIDRs are the pod networks of this node (detect-local mode NodeCIDR).
 	PodCIDRs []netip.Prefix
-	// GoingAway says that the node is being deleted: its Node object has a deletion timestamp, or the taint
-	// ToBeDeletedByClusterAutoscaler. Load balancers should send it no new connections (KEP-3836).
+	// GoingAway says that the node is being deleted, or was: its Node object has a deletion timestamp, or the taint
+	// ToBeDeletedByClusterAutoscaler, or is gone. Load balancers should send it no new connections (KEP-3836).
 	GoingAway bool
 }
 

@@ -71,6 +71,8 @@ func set(t *testing.T, name string, field reflect.Value) {
 		field.SetInt(1)
 	case reflect.String:
 		field.SetString("x")
+	case reflect.Pointer:
+		field.Set(reflect.New(field.Type().Elem()))
 	case reflect.Map:
 		field.Set(reflect.ValueOf(map[string]string{"key": "value"}))
 	case reflect.Struct:
@@ -112,11 +114,11 @@ func TestServicePortAddresses(t *testing.T) {
 }
 
 // expectFixedSize fails for a type whose values can differ in size: whoever sends them can fill a client's memory.
-// The names in a PortID, an EndpointInfo and an AppProtocol have limits of their own.
+// The names in a PortID, an EndpointInfo, a Creation and an AppProtocol have limits of their own.
 func expectFixedSize(t *testing.T, name string, kind reflect.Type) {
 	t.Helper()
 	switch kind {
-	case reflect.TypeFor[PortID](), reflect.TypeFor[EndpointInfo](), reflect.TypeFor[netip.Addr](), reflect.TypeFor[netip.AddrPort](), reflect.TypeFor[netip.Prefix]():
+	case reflect.TypeFor[PortID](), reflect.TypeFor[*Creation](), reflect.TypeFor[EndpointInfo](), reflect.TypeFor[netip.Addr](), reflect.TypeFor[netip.AddrPort](), reflect.TypeFor[netip.Prefix]():
 		return
 	}
 	if name == "AppProtocol" {

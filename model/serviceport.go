@@ -127,6 +127,8 @@ type ServicePort struct {
 	// DirectReturn says that ExternalIPs and LoadBalancerIPs should keep the client's address on its way to endpoints of
 	// other nodes (annotation nftproxy.io/direct-return). Cluster is then the same for all nodes: topology is not applied.
 	DirectReturn bool
+	// Creation orders the Service ports that ask for direct return; nil for all others.
+	Creation *Creation
 	// HealthCheckNodePort is the port on which load balancers ask for local endpoints; 0 means none.
 	HealthCheckNodePort uint16
 
@@ -158,6 +160,25 @@ type ServicePort struct {
 	// ServiceLabels and ServiceAnnotations are those of the Service. A client of a node-local server has the ones that it
 	// asked for by key. The maps are shared: nobody may modify them.
 	ServiceLabels, ServiceAnnotations map[string]string
+}
+
+// Creation is the time at which a Service was created, and its UID, which nobody but the API server chooses.
+type Creation struct {
+	Time time.Time
+	UID  string
+}
+
+// Compare orders creations by time, then by UID. Nil is the first one.
+func (c *Creation) Compare(other *Creation) int {
+	switch {
+	case c == nil && other == nil:
+		return 0
+	case c == nil:
+		return -1
+	case other == nil:
+		return 1
+	}
+	return cmp.Or(c.Time.Compare(other.Time), cmp.Compare(c.UID, other.UID))
 }
 
 // KeepsFlow reports whether an existing UDP flow to an endpoint may stay: the endpoint
@@ -217,7 +238,7 @@ func (p *ServicePort) equalWithoutKeys(other *ServicePort) bool {
 		slices.Equal(p.LoadBalancerSourceRanges, other.LoadBalancerSourceRanges) &&
 		p.AffinityTimeout == other.AffinityTimeout &&
 		p.InternalPolicy == other.InternalPolicy && p.ExternalPolicy == other.ExternalPolicy &&
-		p.DirectReturn == other.DirectReturn && p.HealthCheckNodePort == other.HealthCheckNodePort &&
+		p.DirectReturn == other.DirectReturn && p.Creation.Compare(other.Creation) == 0 && p.HealthCheckNodePort == other.HealthCheckNodePort &&
 		slices.Equal(p.Cluster, other.Cluster) &&
 		slices.Equal(p.Local, other.Local) && p.LocalTerminating == other.LocalTerminating &&
 		slices.Equal(p.Serving, other.Serving) && slices.Equal(p.NotServing, other.NotServing) &&

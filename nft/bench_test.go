@@ -35,7 +35,7 @@ func putService(services, endpoints *Set, put func(*Set, Element), i int) {
 func manyServices(n int) *Table {
 	key := frontendKey(FamilyIP)
 	services := &Set{Name: "service-ips", Key: key, Verdicts: true}
-	endpoints := &Set{Name: "endpoints", Key: append(frontendKey(FamilyIP), Numgen{2}), Data: Concat{IPDaddr, ThDport}}
+	endpoints := &Set{Name: "endpoints", Key: append(frontendKey(FamilyIP), Numgen{Mod: 2}), Data: Concat{IPDaddr, ThDport}}
 	for i := range n {
 		putService(services, endpoints, (*Set).Put, i)
 	}

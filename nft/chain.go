@@ -34,6 +34,8 @@ type ChainType string
 const (
 	TypeFilter ChainType = "filter"
 	TypeNAT    ChainType = "nat"
+	// TypeRoute is for the hook output, in tables of other programs: a packet whose mark or address changes is routed again.
+	TypeRoute ChainType = "route"
 )
 
 // Hook is the place in a packet's path where a base chain is called. Empty means a regular chain.

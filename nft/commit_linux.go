@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/mdlayher/netlink"
@@ -50,7 +51,7 @@ func (c *Conn) Commit(ctx context.Context, tx Transaction) (CommitStats, error) 
 	err = c.use(ctx, func(s *socket) error {
 		begin = time.Now()
 		b := s.newBatch(messages, tx.Generation)
-		stats.Messages, stats.Bytes = len(messages), b.size
+		stats.Messages, stats.Bytes = len(b.messages), b.size
 		stats.Elements, stats.Chains = tx.size()
 		stats.Encode += time.Since(begin)
 		if err := ctx.Err(); err != nil {
@@ -96,6 +97,9 @@ type batch struct {
 
 // newBatch puts messages into a batch, for a ruleset of the generation if it is not 0.
 func (s *socket) newBatch(messages []message, generation uint32) *batch {
+	if first := &messages[0]; first.step.Op == AddElements {
+		messages = slices.Insert(messages, 0, sameTable(first.step.Table))
+	}
 	b := batch{messages: messages}
 	for i := range messages {
 		b.size += unix.NLMSG_HDRLEN + netlinkattr.Padded(len(messages[i].Data))
@@ -111,8 +115,9 @@ func (s *socket) newBatch(messages []message, generation uint32) *batch {
 	for i := range messages {
 		m := messages[i].Message
 		if i == 0 && messages[i].step.adds() {
-			// The kernel echoes the new generation if the first message asks for an echo. It echoes that message, too: of one
-			// that deletes a table, each chain and rule of it, for which no buffer is large enough.
+			// The kernel echoes the new generation if the first message asks for an echo. It also describes what that message
+			// changed: the one object that it added. A deleted table would be each chain and rule of it, for which no buffer
+			// is large enough.
 			m.Header.Flags |= netlink.Echo
 			b.asks = true
 		}
@@ -126,6 +131,12 @@ func (s *socket) newBatch(messages []message, generation uint32) *batch {
 	b.last = s.sequence
 	b.bytes = s.appendMessage(b.bytes, batchMarker(unix.NFNL_MSG_BATCH_END))
 	return &b
+}
+
+// sameTable returns a message that changes nothing in a table that is there. It is the first one of a batch that would
+// begin with elements: the kernel would echo each of them, in 8 KB of its memory.
+func sameTable(t *Table) message {
+	return newMessage(Step{Op: AddTable, Table: t}, unix.NFT_MSG_NEWTABLE, 0, start(t.Family, t.Name, 64))
 }
 
 func (s *socket) commit(b *batch) error {
@@ -213,14 +224,17 @@ func (a *answers) take(r reply) error {
 	return nil
 }
 
-// add keeps the first refusal and counts the rest, which often follow from the first.
+// add describes the first refusal in full. The others often follow from it.
 func (a *answers) add(e *kernelError) {
-	if a.refused != nil {
-		a.refused.Others++
-		return
+	i := int(e.sequence - a.begin - 1)
+	isStep := i >= 0 && i < len(a.messages)
+	if a.refused == nil {
+		a.refused = &CommitError{Err: e.errno, Message: e.message}
+		if isStep {
+			a.refused.Step = a.messages[i].describe(e.offset)
+		}
 	}
-	a.refused = &CommitError{Err: e.errno, Message: e.message}
-	if i := int(e.sequence - a.begin - 1); i >= 0 && i < len(a.messages) {
-		a.refused.Step = a.messages[i].describe(e.offset)
+	if isStep {
+		a.refused.Refused = append(a.refused.Refused, Refusal{Step: a.messages[i].step, Err: e.errno})
 	}
 }

@@ -3,7 +3,9 @@ package nft
 import (
 	"cmp"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -97,6 +99,33 @@ var (
 	typeIfname   = dataType{"ifname", 41, 16, orderHost, formatIfname, packName}
 )
 
+// Types that only rules of other programs have.
+var (
+	typeEther     = dataType{"ether_addr", 9, 6, orderBig, func(b string) string { return net.HardwareAddr(b).String() }, packNothing}
+	typeEtherType = dataType{"ether_type", 10, 2, orderBig, formatEtherType, packPort}
+	typeNfproto   = dataType{"nf_proto", 2, 1, orderHost, func(b string) string { return cmp.Or(map[byte]string{2: "ipv4", 10: "ipv6"}[b[0]], formatByte(b)) }, packByte}
+	typePresent   = dataType{"present", 0, 4, orderHost, formatPresent, packHostOrder}
+)
+
+func packNothing(any) (Data, error) { return "", errors.New("not for values of Go") }
+
+func formatEtherType(b string) string {
+	number := uint32(b[0])<<8 | uint32(b[1])
+	return cmp.Or(map[uint32]string{unix.ETH_P_IP: "ip", unix.ETH_P_IPV6: "ip6", unix.ETH_P_ARP: "arp", unix.ETH_P_8021Q: "8021q"}[number], fmt.Sprintf("0x%04x", number))
+}
+
+func formatPresent(b string) string {
+	if strings.Trim(b, "\x00") == "" {
+		return "missing"
+	}
+	return "exists"
+}
+
+// typeBytes is the type of a value of which only the length is known.
+func typeBytes(length int) dataType {
+	return dataType{"", 0, length, orderNone, func(b string) string { return fmt.Sprintf("0x%x", b) }, packNothing}
+}
+
 // typeRaw is the type of payload that nft has no name for.
 func typeRaw(length int) dataType {
 	format := func(b string) string { return "0x" + cmp.Or(strings.TrimLeft(fmt.Sprintf("%x", b), "0"), "0") }
@@ -187,18 +216,23 @@ const (
 	CTStateEstablished = 1 << 1
 	CTStateRelated     = 1 << 2
 	CTStateNew         = 1 << 3
+	// CTStateUntracked is for packets that a rule keeps from conntrack.
+	CTStateUntracked = 1 << 6
 )
 
-// CTStatusDNAT is the bit of ct status that says the destination was translated.
-const CTStatusDNAT = 1 << 5
+// CTStatusSNAT and CTStatusDNAT are the bits of ct status that say that the source or the destination was translated.
+const (
+	CTStatusSNAT = 1 << 4
+	CTStatusDNAT = 1 << 5
+)
 
 var (
 	ctStateNames = map[uint32]string{
 		CTStateInvalid: "invalid", CTStateEstablished: "established",
-		CTStateRelated: "related", CTStateNew: "new", 64: "untracked",
+		CTStateRelated: "related", CTStateNew: "new", CTStateUntracked: "untracked",
 	}
 	ctStatusNames = map[uint32]string{
-		1: "expected", 2: "seen-reply", 4: "assured", 8: "confirmed", 16: "snat", CTStatusDNAT: "dnat", 512: "dying",
+		1: "expected", 2: "seen-reply", 4: "assured", 8: "confirmed", CTStatusSNAT: "snat", CTStatusDNAT: "dnat", 512: "dying",
 	}
 )
 

@@ -1,9 +1,9 @@
 package nft
 
 import (
-	"bytes"
-	"encoding/binary"
+	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/google/nftables/expr"
@@ -11,34 +11,76 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// delinearizer turns the kernel's register machine back into statements. It follows what
-// each register holds and recognises the sequences that linearize writes; anything else
-// becomes Unknown.
+// delinearizer turns the kernel's register machine back into statements: of each register it knows which expression has
+// filled it. What has no statement becomes Unknown.
 type delinearizer struct {
-	family Family
-	sets   func(name string) *Set
-	loaded map[int]loadedValue
-	out    []Statement
+	family    Family
+	sets      func(name string) *Set
+	registers [20]loaded
+	out       []Statement
+	anonymous []anonymousLookup
+	comment   string
 }
 
-// loadedValue is the content of a register: a field, possibly only its first bytes, possibly masked; or the result of a
-// lookup.
-type loadedValue struct {
-	expr      Expr
-	length    int // bytes, when fewer than the field has
-	mask, xor []byte
-	hops      []byte // of an immediate: a hop limit
-	lookup    *DNAT  // the register holds the result of this lookup in a map
+// loaded is what a register holds: four bytes of an expression's value, from an offset on.
+type loaded struct {
+	expr   Expr
+	offset int
 }
 
-func delinearize(family Family, sets func(string) *Set, exprs []any) []Statement {
-	d := delinearizer{family: family, sets: sets, loaded: map[int]loadedValue{}}
+// delinearize returns the rule with the expressions.
+func delinearize(family Family, sets func(string) *Set, exprs []any) Rule {
+	d := delinearizer{family: family, sets: sets}
 	for _, e := range exprs {
 		if !d.step(e) {
 			d.emit(Unknown{Name: exprName(e)})
 		}
 	}
-	return d.out
+	r := Rule{Statements: d.out, Comment: d.comment, anonymous: d.anonymous}
+	again, err := r.linearize()
+	r.external = err != nil || !sameExprs(exprs, again)
+	return r
+}
+
+// sameExprs reports whether the expressions of a rule that was read are those of its statements. The kernel adds what
+// they do not say.
+func sameExprs(read []any, written []expr.Any) bool {
+	read = slices.DeleteFunc(slices.Clone(read), func(e any) bool {
+		swap, is := e.(*expr.Byteorder)
+		return is && swap.Len == 1 && swap.SourceRegister == swap.DestRegister // without effect: nft puts it before ranges
+	})
+	return slices.EqualFunc(read, written, func(a any, b expr.Any) bool { return reflect.DeepEqual(plain(a), plain(b)) })
+}
+
+// plain returns an expression without what the kernel counts and adds, and without the numbers of registers: which of them
+// a statement uses makes no difference.
+func plain(e any) any {
+	from := reflect.ValueOf(e)
+	if from.Kind() != reflect.Pointer {
+		return e
+	}
+	if nat, is := e.(*expr.NAT); is {
+		plain := *nat
+		if plain.RegAddrMax == plain.RegAddrMin {
+			plain.RegAddrMax = 0
+		}
+		if plain.RegProtoMax == plain.RegProtoMin {
+			plain.RegProtoMax = 0
+		}
+		from = reflect.ValueOf(&plain)
+	}
+	to := reflect.New(from.Type().Elem())
+	to.Elem().Set(from.Elem())
+	for i := range to.Elem().NumField() {
+		f := to.Elem().Field(i)
+		switch name := to.Elem().Type().Field(i).Name; {
+		case slices.Contains([]string{"SetID", "Specified", "IsRegDevSet", "Bytes", "Packets"}, name):
+			f.SetZero()
+		case strings.Contains(name, "Reg") && f.Kind() == reflect.Uint32 && f.Uint() != unix.NFT_REG_VERDICT:
+			f.SetUint(unix.NFT_REG_1)
+		}
+	}
+	return to.Interface()
 }
 
 func exprName(e any) string {
@@ -53,196 +95,291 @@ func exprName(e any) string {
 
 func (d *delinearizer) emit(s Statement) bool {
 	d.out = append(d.out, s)
+	switch s.(type) {
+	case SetMark, Assign, SetTTL, NAT, DNAT: // what was loaded before is not what a later statement would load
+		for i, r := range d.registers {
+			if _, is := r.expr.(Constant); !is {
+				d.registers[i] = loaded{}
+			}
+		}
+	}
 	return true
 }
 
-// step reports whether it recognises the expression.
+// step reports whether there is a statement for the expression, or will be for what it loads.
 func (d *delinearizer) step(e any) bool {
 	switch e := e.(type) {
 	case *expr.Payload:
-		return d.loadPayload(e)
-	case *expr.Numgen:
-		return d.loadNumgen(e)
-	case *expr.Hash:
-		return d.loadHash(e)
-	case *expr.Ct:
-		return d.load(e.Register, e)
-	case *expr.Fib:
-		return d.load(e.Register, e)
+		return d.payload(e)
 	case *expr.Meta:
-		return d.meta(e)
+		return d.loadOrSet(metaField(e), e.Register, e.SourceRegister)
+	case *expr.Ct:
+		return d.loadOrSet(ctField(e), e.Register, e.SourceRegister)
+	case *expr.Fib:
+		return d.load(e.Register, fibOf(e))
+	case *expr.Numgen:
+		return d.load(e.Register, Numgen{Mod: e.Modulus, Offset: e.Offset, Inc: e.Type == unix.NFT_NG_INCREMENTAL})
+	case *expr.Hash:
+		return d.load(e.DestRegister, d.hash(e))
+	case *expr.Immediate:
+		return d.load(e.Register, Constant(e.Data))
 	case *expr.Bitwise:
-		return d.bitwise(e)
+		return d.load(e.DestRegister, d.bits(e))
 	case *expr.Byteorder:
-		return d.byteorder(e)
+		if e.Len == 1 {
+			return d.load(e.DestRegister, d.value(e.SourceRegister, 1))
+		}
+		return d.load(e.DestRegister, Swapped{Of: d.value(e.SourceRegister, int(e.Len)), Size: int(e.Size)})
 	case *expr.Cmp:
-		return d.cmp(e)
+		return d.emit(matchOf(d.family, d.value(e.Register, len(e.Data)), Op(e.Op), e.Data))
+	case *expr.Range:
+		of := Range{First: Constant(e.FromData), Last: Constant(e.ToData)}
+		return d.emit(Match{Field: d.value(e.Register, len(e.FromData)), Op: Op(e.Op), Value: of})
 	case *expr.Lookup:
 		return d.lookup(e)
-	case *expr.NAT:
-		return d.nat(e)
-	case *expr.Immediate:
-		d.loaded[registerIndex(e.Register)] = loadedValue{hops: e.Data}
-		return d.family == FamilyIP6 && len(e.Data) == hopLimitLength
-	case *expr.Dup:
-		return d.dup(e)
 	case *expr.Dynset:
-		return d.update(e)
+		return d.dynset(e)
+	}
+	return d.action(e)
+}
+
+// action takes the expressions that no other one follows.
+func (d *delinearizer) action(e any) bool {
+	switch e := e.(type) {
+	case *expr.NAT:
+		return d.emit(d.nat(e))
 	case *expr.Masq:
-		return *e == (expr.Masq{FullyRandom: true}) && d.emit(Masquerade{})
+		if *e == (expr.Masq{FullyRandom: true}) {
+			return d.emit(Masquerade{})
+		}
+		n := NAT{Kind: MasqueradeNAT, Family: d.family, Flags: natFlags(e.Random, e.FullyRandom, e.Persistent)}
+		n.Port, n.PortEnd = d.span(e.RegProtoMin, e.RegProtoMax, 2)
+		return d.emit(n)
+	case *expr.Redir:
+		n := NAT{Kind: RedirectNAT, Family: d.family}
+		n.Port, n.PortEnd = d.span(e.RegisterProtoMin, e.RegisterProtoMax, 2)
+		return d.emit(n)
+	case *expr.Dup:
+		to, is := d.value(e.RegAddr, d.addrLen(0)).(Mapped)
+		return is && to.Offset == 0 && e.RegDev == 0 && d.emit(Dup{Key: to.Key, Map: to.Map})
 	case *expr.Reject:
-		return *e == *d.family.reject() && d.emit(Reject{Family: d.family})
+		return d.emit(d.reject(e))
 	case *expr.Counter:
 		return d.emit(Counter{})
+	case *expr.Limit:
+		return d.emit(limitOf(e))
+	case *expr.Objref:
+		kind := objectKinds[uint32(e.Type)]
+		return kind != "" && e.Name != "" && d.emit(UseObject{Kind: kind, Name: e.Name})
 	case *expr.Verdict:
 		kind := verdictKind(e.Kind)
 		return kind != 0 && d.emit(Verdict{kind, e.Chain})
-	}
-	return false
-}
-
-// load recognises the load of a field by comparing it with the load that each field would make.
-func (d *delinearizer) load(reg uint32, e expr.Any) bool {
-	for f := Field(1); int(f) < len(fields); f++ {
-		if reflect.DeepEqual(f.load(reg), e) {
-			d.loaded[registerIndex(reg)] = loadedValue{expr: f}
-			return true
+	case Extension:
+		_, comment, _ := e.meaning(d.family)
+		for _, s := range e.Meaning(d.family) {
+			d.emit(s)
 		}
+		d.comment += comment
+		return true
+	case Unknown:
+		if e.Name == "notrack" {
+			return d.emit(Notrack{})
+		}
+		d.registers = [20]loaded{} // it may have written anywhere
 	}
 	return false
 }
 
-func (d *delinearizer) loadNumgen(n *expr.Numgen) bool {
-	if n.Type != unix.NFT_NG_RANDOM || n.Offset != 0 {
-		return false
+// load notes which registers an expression fills.
+func (d *delinearizer) load(register uint32, e Expr) bool {
+	first, size := registerIndex(register), max(1, netlinkattr.Padded(e.dataType().length)/4)
+	for i := max(first, 0); i < min(first+size, len(d.registers)); i++ {
+		d.registers[i] = loaded{e, 4 * (i - first)}
 	}
-	d.loaded[registerIndex(n.Register)] = loadedValue{expr: Numgen{Mod: n.Modulus}}
 	return true
 }
 
-func (d *delinearizer) loadHash(h *expr.Hash) bool {
-	v := d.loaded[registerIndex(h.SourceRegister)]
-	f, ok := v.expr.(Field)
-	if !ok || v.mask != nil || v.length > 0 || h.Type != expr.HashTypeJenkins {
-		return false
-	}
-	hash := JHash{Field: f, Mod: h.Modulus, Seed: h.Seed, Offset: h.Offset}
-	if int(h.Length) > f.dataType().length {
-		fields, ok := d.concatAt(h.SourceRegister, int(h.Length))
-		if !ok || len(fields) != 2 {
-			return false
-		}
-		if hash.And, ok = fields[1].(Field); !ok {
-			return false
+// value returns the expression whose value, or its first bytes, a register holds.
+func (d *delinearizer) value(register uint32, length int) Expr {
+	i := registerIndex(register)
+	if i >= 0 && i < len(d.registers) {
+		in := d.registers[i]
+		m, isMapped := in.expr.(Mapped)
+		switch {
+		case isMapped && length > 0 && in.offset+length <= m.Length:
+			m.Offset, m.Length = m.Offset+in.offset, length
+			return m
+		case in.expr != nil && in.offset == 0 && (length <= in.expr.dataType().length):
+			return in.expr
 		}
 	}
-	d.loaded[registerIndex(h.DestRegister)] = loadedValue{expr: hash}
-	return int(h.Length) == hash.Fields().keyLen()
+	return Opaque{Name: fmt.Sprintf("register-%d", register), Length: min(max(length, 0), 4*len(d.registers))}
 }
 
-// loadPayload recognises a field also when only its first bytes are loaded, which is how a
-// byte-aligned prefix is matched.
-func (d *delinearizer) loadPayload(p *expr.Payload) bool {
-	if p.OperationType != expr.PayloadLoad {
-		return d.writeTTL(p)
+// span returns the expressions of two registers, of which the second one may be none or the same.
+func (d *delinearizer) span(first, last uint32, length int) (from, to Expr) {
+	if first == 0 {
+		return nil, nil
 	}
-	if d.family == FamilyIP && p.Base == expr.PayloadBaseNetworkHeader &&
-		p.Offset == ttlWordOffset && p.Len == ttlWordLength {
-		d.loaded[registerIndex(p.DestRegister)] = loadedValue{expr: IPTTL, length: ttlWordLength}
-		return true
+	from = d.value(first, length)
+	if last != 0 && last != first {
+		to = d.value(last, length)
 	}
-	for f := Field(1); int(f) < len(fields); f++ {
-		spec, ok := f.load(p.DestRegister).(*expr.Payload)
-		if !ok || spec.Base != p.Base || spec.Offset != p.Offset || !f.inFamily(d.family) {
-			continue
-		}
-		if spec.Len != p.Len && !(f.isAddr() && spec.Len > p.Len) {
-			continue
-		}
-		v := loadedValue{expr: f}
-		if p.Len < spec.Len {
-			v.length = int(p.Len)
-		}
-		d.loaded[registerIndex(p.DestRegister)] = v
-		return true
-	}
-	return false
+	return from, to
 }
 
-// writeTTL recognises what SetTTL writes.
-func (d *delinearizer) writeTTL(p *expr.Payload) bool {
-	v, want := d.loaded[registerIndex(p.SourceRegister)], linearizer{}
+// concat returns the expressions in the registers from one on, length bytes of them.
+func (d *delinearizer) concat(register uint32, length int) (c Concat) {
+	for i := registerIndex(register); c.Len() < length; {
+		if i < 0 || i >= len(d.registers) || d.registers[i].expr == nil || d.registers[i].offset > 0 {
+			break
+		}
+		c = append(c, d.registers[i].expr)
+		i += max(4, netlinkattr.Padded(d.registers[i].expr.dataType().length)) / 4
+	}
+	if c.Len() != netlinkattr.Padded(length) || length == 0 {
+		if m, is := d.value(register, length).(Mapped); is {
+			return Concat{m}
+		}
+		return Concat{Opaque{Name: fmt.Sprintf("register-%d", register), Length: length}}
+	}
+	return c
+}
+
+// maxPayload bounds the bytes of a packet that an expression may load: those of four registers of 128 bits.
+const maxPayload = 64
+
+func (d *delinearizer) payload(p *expr.Payload) bool {
+	at := Payload{PayloadBase(p.Base), p.Offset, p.Len}
+	var field Expr = at
+	for _, f := range payloadFields[at] {
+		if f.InFamily(d.family) {
+			field = f
+			break
+		}
+	}
+	if p.Len > maxPayload {
+		field = Opaque{Name: "payload", Length: maxPayload}
+	}
+	if p.OperationType == expr.PayloadLoad {
+		return d.load(p.DestRegister, field)
+	}
+	value := d.value(p.SourceRegister, int(min(p.Len, maxPayload)))
 	set := SetTTL{Family: d.family}
+	masked, _ := value.(Bits)
+	constant, _ := value.(Constant)
 	switch {
-	case len(v.hops) == hopLimitLength:
-		set.Hops = v.hops[0]
-	case v.expr == IPTTL && len(v.xor) == ttlWordLength && bytes.Equal(v.mask, []byte{0, 0xff}) && v.xor[1] == 0:
-		set.Hops = v.xor[0]
+	case field == IP6Hoplimit && len(constant) == hopLimitLength:
+		set.Hops = constant[0]
+	case masked.Of == at && at == Payload{NetworkHeader, ttlWordOffset, ttlWordLength} && d.family == FamilyIP &&
+		masked.Mask == "\x00\xff" && len(masked.Xor) == ttlWordLength && masked.Xor[1] == 0:
+		set.Hops = masked.Xor[0]
 	default:
-		return false
+		return d.emit(Assign{field, value})
 	}
-	set.linearize(&want)
-	return reflect.DeepEqual(want.out[len(want.out)-1], p) && d.emit(set)
+	return d.emit(set)
 }
 
-func (d *delinearizer) meta(m *expr.Meta) bool {
-	if !m.SourceRegister {
-		return d.load(m.Register, m)
-	}
-	v := d.loaded[registerIndex(m.Register)]
-	if m.Key != expr.MetaKeyMARK || v.expr != MetaMark || len(v.xor) != 4 {
-		return false
-	}
-	mask, xor := binary.NativeEndian.Uint32(v.mask), binary.NativeEndian.Uint32(v.xor)
-	switch {
-	case mask == ^xor:
-		return d.emit(SetMark{Or: xor})
-	case mask == ^uint32(0):
-		return d.emit(SetMark{Xor: xor})
-	}
-	return false
-}
+// The fields by what loads them.
+var (
+	payloadFields = map[Payload][]Field{}
+	metaFields    = map[expr.MetaKey]Field{}
+	ctFields      = map[expr.Ct]Field{}
+)
 
-func (d *delinearizer) bitwise(b *expr.Bitwise) bool {
-	v, ok := d.loaded[registerIndex(b.SourceRegister)]
-	if !ok || v.mask != nil || b.SourceRegister != b.DestRegister || len(b.Mask) == 0 || len(b.Xor) != len(b.Mask) {
-		return false
-	}
-	v.mask, v.xor = b.Mask, b.Xor
-	d.loaded[registerIndex(b.DestRegister)] = v
-	return true
-}
-
-// byteorder ignores the swapping of a single byte, which has no effect. nft puts it before lookups in sets with ranges.
-func (d *delinearizer) byteorder(b *expr.Byteorder) bool {
-	v := d.loaded[registerIndex(b.SourceRegister)]
-	return v.expr != nil && v.expr.dataType().length == 1 && b.SourceRegister == b.DestRegister
-}
-
-func (d *delinearizer) cmp(c *expr.Cmp) bool {
-	v := d.loaded[registerIndex(c.Register)]
-	f, isField := v.expr.(Field)
-	if !isField || c.Op != expr.CmpOpEq && c.Op != expr.CmpOpNeq && (c.Op != expr.CmpOpLt || !f.isTTL()) {
-		return false
-	}
-	s := matchOf(f, Op(c.Op), v, c.Data)
-	return s != nil && d.emit(s)
-}
-
-// concatAt collects the expressions loaded from the register on, until they are length bytes.
-func (d *delinearizer) concatAt(reg uint32, length int) (Concat, bool) {
-	var c Concat
-	for i, n := registerIndex(reg), 0; n < length; {
-		v, ok := d.loaded[i]
-		if !ok || v.expr == nil || v.mask != nil || v.length > 0 {
-			return nil, false
+func init() {
+	for f := Field(1); int(f) < len(fields); f++ {
+		switch x := f.load(0).(type) {
+		case *expr.Payload:
+			p, _ := f.Payload()
+			payloadFields[p] = append(payloadFields[p], f)
+		case *expr.Meta:
+			metaFields[x.Key] = f
+		case *expr.Ct:
+			ctFields[*x] = f
 		}
-		c = append(c, v.expr)
-		size := netlinkattr.Padded(v.expr.dataType().length)
-		i += size / 4
-		n += size
 	}
-	return c, c.Len() == length
+}
+
+func metaField(m *expr.Meta) Expr {
+	if f := metaFields[m.Key]; f != 0 {
+		return f
+	}
+	return Opaque{Name: fmt.Sprintf("meta key-%d", m.Key), Length: 4}
+}
+
+func ctField(c *expr.Ct) Expr {
+	if f := ctFields[expr.Ct{Key: c.Key, Direction: c.Direction}]; f != 0 {
+		return f
+	}
+	return Opaque{Name: fmt.Sprintf("ct key-%d", c.Key), Length: 16}
+}
+
+func fibOf(e *expr.Fib) Expr {
+	f := Fib{Saddr: e.FlagSADDR, Daddr: e.FlagDADDR, Mark: e.FlagMARK, Iif: e.FlagIIF, Oif: e.FlagOIF}
+	switch {
+	case e.FlagPRESENT:
+		f.Result = FibExists
+	case e.ResultOIFNAME:
+		f.Result = FibOifname
+	case e.ResultADDRTYPE:
+		f.Result = FibType
+	default:
+		f.Result = FibOif
+	}
+	switch f {
+	case Fib{Saddr: true, Result: FibType}:
+		return FibSaddrType
+	case Fib{Daddr: true, Result: FibType}:
+		return FibDaddrType
+	}
+	return f
+}
+
+// loadOrSet loads a field into a register, or sets the field to the content of the register.
+func (d *delinearizer) loadOrSet(field Expr, register uint32, sets bool) bool {
+	if !sets {
+		return d.load(register, field)
+	}
+	return d.emit(assign(field, d.value(register, field.dataType().length)))
+}
+
+// assign returns the statement that sets a field, in the form in which this package's callers write it, if there is one.
+func assign(field, value Expr) Statement {
+	if bits, is := value.(Bits); is && field == MetaMark && bits.Of == MetaMark && len(bits.Mask) == 4 && len(bits.Xor) == 4 {
+		mask, xor := hostOrder(string(bits.Mask)), hostOrder(string(bits.Xor))
+		switch {
+		case mask == ^xor:
+			return SetMark{Or: xor}
+		case mask == ^uint32(0):
+			return SetMark{Xor: xor}
+		}
+	}
+	if field == MetaNftrace && value == Constant("\x01") {
+		return SetNftrace{}
+	}
+	return Assign{field, value}
+}
+
+func (d *delinearizer) bits(b *expr.Bitwise) Expr {
+	of := d.value(b.SourceRegister, int(b.Len))
+	if int(b.Len) != len(b.Mask) || len(b.Mask) != len(b.Xor) || len(b.Mask) == 0 || of.dataType().length < len(b.Mask) {
+		return Opaque{Name: "bitwise", Length: int(min(b.Len, maxPayload))}
+	}
+	return Bits{Of: of, Mask: Data(b.Mask), Xor: Data(b.Xor)}
+}
+
+func (d *delinearizer) hash(h *expr.Hash) Expr {
+	c := d.concat(h.SourceRegister, netlinkattr.Padded(int(min(h.Length, maxPayload))))
+	of, is := c[0].(Field)
+	hash := JHash{Field: of, Mod: h.Modulus, Seed: h.Seed, Offset: h.Offset}
+	if len(c) == 2 && is {
+		hash.And, is = c[1].(Field)
+	}
+	if !is || len(c) > 2 || h.Type != expr.HashTypeJenkins || int(h.Length) != hash.Fields().keyLen() {
+		return Opaque{Name: "hash", Length: 4}
+	}
+	return hash
 }
 
 func (d *delinearizer) lookup(e *expr.Lookup) bool {
@@ -250,58 +387,100 @@ func (d *delinearizer) lookup(e *expr.Lookup) bool {
 	if set == nil {
 		return false
 	}
-	key, ok := d.concatAt(e.SourceRegister, set.Key.Len())
+	key := d.concat(e.SourceRegister, set.Key.keyLen())
+	if set.kernel.anonymous {
+		d.anonymous = append(d.anonymous, anonymousLookup{set, key})
+	}
 	op := Equal
 	if e.Invert {
 		op = NotEqual
 	}
 	switch {
-	case !ok:
-		return false
 	case !e.IsDestRegSet:
 		return d.emit(InSet{Key: key, Op: op, Set: e.SetName})
 	case e.DestRegister == unix.NFT_REG_VERDICT:
 		return d.emit(Vmap{Key: key, Map: e.SetName})
 	}
-	d.loaded[registerIndex(e.DestRegister)] = loadedValue{lookup: &DNAT{Family: d.family, Key: key, Map: e.SetName}}
-	return true
+	return d.load(e.DestRegister, Mapped{Key: key, Map: e.SetName, Length: set.Data.keyLen()})
 }
 
-func (d *delinearizer) nat(n *expr.NAT) bool {
-	port := netlinkattr.Padded(d.family.Daddr().dataType().length) / 4
-	from := d.loaded[registerIndex(n.RegAddrMin)].lookup
-	addrEnd := n.RegAddrMax == 0 || n.RegAddrMax == n.RegAddrMin
-	portEnd := n.RegProtoMax == 0 || n.RegProtoMax == n.RegProtoMin
-	family, err := familyOf(n.Family)
-	if err != nil || from == nil || n.Type != expr.NATTypeDestNAT ||
-		registerIndex(n.RegProtoMin) != registerIndex(n.RegAddrMin)+port ||
-		!addrEnd || !portEnd || n.Random || n.FullyRandom || n.Persistent || n.Prefix || family != d.family {
-		return false
+func (d *delinearizer) addrLen(family Family) int {
+	if family != FamilyIP && family != FamilyIP6 {
+		family = d.family
 	}
-	return d.emit(*from)
+	return byFamily(family, 4, 16)
 }
 
-func (d *delinearizer) dup(e *expr.Dup) bool {
-	from := d.loaded[registerIndex(e.RegAddr)].lookup
-	return from != nil && e.RegDev == 0 && d.emit(Dup{Key: from.Key, Map: from.Map})
-}
-
-func (d *delinearizer) update(e *expr.Dynset) bool {
-	set := d.sets(e.SetName)
-	if set == nil || e.Invert || len(e.Exprs) > 0 || (set.Data == nil) != (e.SrcRegData == 0) {
-		return false
+func natFlags(random, fullyRandom, persistent bool) string {
+	var words []string
+	for word, is := range map[string]bool{"random": random, "fully-random": fullyRandom, "persistent": persistent} {
+		if is {
+			words = append(words, word)
+		}
 	}
-	key, ok := d.concatAt(e.SrcRegKey, set.Key.Len())
+	slices.Sort(words)
+	return strings.Join(words, ",")
+}
+
+func (d *delinearizer) nat(e *expr.NAT) Statement {
+	n := NAT{Kind: DestinationNAT, Family: Family(e.Family), Flags: natFlags(e.Random, e.FullyRandom, e.Persistent)}
+	if e.Type != expr.NATTypeDestNAT {
+		n.Kind = SourceNAT
+	}
+	if e.Prefix {
+		n.Flags = strings.TrimPrefix(n.Flags+",prefix", ",")
+	}
+	n.Addr, n.AddrEnd = d.span(e.RegAddrMin, e.RegAddrMax, d.addrLen(n.Family))
+	n.Port, n.PortEnd = d.span(e.RegProtoMin, e.RegProtoMax, 2)
+	addr, _ := n.Addr.(Mapped)
+	port, mapped := n.Port.(Mapped)
+	_, err := familyOf(e.Family)
+	if mapped && n.Kind == DestinationNAT && n.AddrEnd == nil && n.PortEnd == nil && n.Flags == "" && err == nil && n.Family == d.family &&
+		addr.Map == port.Map && addr.Offset == 0 && port.Offset == addr.Length && addr.Key.String() == port.Key.String() {
+		return DNAT{Family: n.Family, Key: addr.Key, Map: addr.Map}
+	}
+	return n
+}
+
+func (d *delinearizer) reject(e *expr.Reject) Statement {
+	r := Reject{Family: d.family}
 	switch {
-	case !ok:
-		return false
-	case e.Operation == netlinkattr.DynsetDelete && set.Data == nil && e.Timeout == 0:
-		return d.emit(Delete{Set: e.SetName, Key: key})
-	case e.Operation != unix.NFT_DYNSET_OP_UPDATE:
-		return false
-	case set.Data == nil:
-		return d.emit(Update{Map: e.SetName, Key: key, Timeout: e.Timeout})
+	case e.Type == unix.NFT_REJECT_TCP_RST:
+		r.With = TCPReset
+	case d.family == FamilyIP || d.family == FamilyIP6:
+		if *e != *d.family.reject() {
+			r.With = fmt.Sprintf("icmp code %d", e.Code)
+		}
+	case e.Type == unix.NFT_REJECT_ICMPX_UNREACH && e.Code == icmpxPortUnreachable:
+	case e.Type == unix.NFT_REJECT_ICMP_UNREACH && (e.Code == icmpPortUnreachable || e.Code == icmpv6PortUnreachable):
+	case e.Type == unix.NFT_REJECT_ICMPX_UNREACH:
+		r.With = fmt.Sprintf("icmpx code %d", e.Code)
+	default:
+		r.With = fmt.Sprintf("icmp code %d", e.Code)
 	}
-	data, ok := d.concatAt(e.SrcRegData, set.Data.Len())
-	return ok && d.emit(Update{Map: e.SetName, Key: key, Data: data, Timeout: e.Timeout})
+	return r
+}
+
+// icmpxPortUnreachable is the kernel's code for the answer of both families (NFT_REJECT_ICMPX_PORT_UNREACH).
+const icmpxPortUnreachable = 1
+
+func (d *delinearizer) dynset(e *expr.Dynset) bool {
+	set := d.sets(e.SetName)
+	if set == nil || e.Invert || (set.Data == nil) != (e.SrcRegData == 0) {
+		return false
+	}
+	key := d.concat(e.SrcRegKey, set.Key.keyLen())
+	if e.Operation == netlinkattr.DynsetDelete {
+		return set.Data == nil && e.Timeout == 0 && len(e.Exprs) == 0 && d.emit(Delete{Set: e.SetName, Key: key})
+	}
+	u := Update{Map: e.SetName, Key: key, Timeout: e.Timeout, Add: e.Operation == unix.NFT_DYNSET_OP_ADD}
+	if set.Data != nil {
+		u.Data = d.concat(e.SrcRegData, set.Data.keyLen())
+	}
+	var with []string
+	for _, x := range e.Exprs {
+		with = append(with, exprName(x))
+	}
+	u.With = strings.Join(with, " ")
+	return e.Operation <= unix.NFT_DYNSET_OP_UPDATE && d.emit(u)
 }

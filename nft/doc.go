@@ -10,14 +10,15 @@
 //     little as the change.
 //   - Conn.Compare returns the Transaction that repairs a table. It compares while the kernel lists, and copies
 //     nothing.
-//   - A Monitor hears of each commit in the network namespace, and of its parts.
+//   - Conn.Generation tells whether anybody has committed. A Monitor tells who did, and what, at a price for everybody on
+//     the machine.
 //   - Package nfttest has nf_tables in memory, for tests without privileges.
 //
 // A Conn does one thing after another. Calls that take long, such as Compare, belong on a connection of their own: see
 // Conn.Another.
 //
 // The package covers the part of nftables that a service proxy and its neighbours need; the README says which.
-// Everything that it can express lists in nft 1.0.6 and later. Everything else in a table of the kernel is read as
-// unknown and never misread: an expression as an Unknown statement, a set of another kind with an opaque key, other
-// objects as KernelTable.Objects.
+// Everything that it can express lists in nft 1.0.6 and later. Rules of other programs are read into
+// the same statements. Everything else in a table of the kernel is read as unknown and never misread: an expression as
+// an Unknown statement, a set of another kind with an opaque key, other objects as KernelTable.Objects.
 package nft

@@ -37,7 +37,7 @@ func (g generator) sets() []*Set {
 	f := g.family
 	return []*Set{
 		{Name: "service-ips", Key: frontendKey(f), Verdicts: true},
-		{Name: "endpoints", Key: append(frontendKey(f), Numgen{2}), Data: Concat{f.Daddr(), ThDport}},
+		{Name: "endpoints", Key: append(frontendKey(f), Numgen{Mod: 2}), Data: Concat{f.Daddr(), ThDport}},
 		{Name: "cluster-ips", Key: Concat{f.Daddr()}},
 		{Name: "ports", Key: Concat{ThDport}, Data: Concat{ThDport}},
 		{Name: "sources", Key: append(frontendKey(f), f.Saddr()), Interval: true},
@@ -129,7 +129,7 @@ func (g generator) action(c *Chain, sets []*Set, chains []string) Statement {
 		case s.Verdicts && c.Hook != "":
 			actions = append(actions, Vmap{s.Key, s.Name})
 		case s.Name == "endpoints" && c.Hook == HookPrerouting:
-			actions = append(actions, DNAT{g.family, append(frontendKey(g.family), Numgen{2}), s.Name})
+			actions = append(actions, DNAT{g.family, append(frontendKey(g.family), Numgen{Mod: 2}), s.Name})
 		}
 	}
 	return actions[rapid.IntRange(0, len(actions)-1).Draw(g.T, "action")]

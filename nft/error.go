@@ -20,7 +20,7 @@ import (
 //	ErrGenerationMoved     others committed while the ruleset was read, or the kernel cut a listing short;
 //	                       refused: others committed since the generation of the transaction
 //	fs.ErrPermission       the process lacks CAP_NET_ADMIN, or the table has an owner
-//	net.ErrClosed          the Conn or Monitor is closed
+//	net.ErrClosed          the Conn is closed
 //	context.Canceled,      the context was done. A transaction was not sent
 //	context.DeadlineExceeded
 //	os.ErrDeadlineExceeded the kernel did not answer within ten seconds. It is unknown whether a transaction was applied
@@ -81,10 +81,18 @@ type CommitError struct {
 	Step string
 	// Message is the kernel's own explanation, if it gave one.
 	Message string
-	// Others counts the further steps that were refused.
-	Others int
+	// Refused are all refused steps in their order. A step of several messages can stand there several times. It is empty
+	// when the kernel refused the transaction as a whole.
+	Refused []Refusal
 	// unread says that the socket may hold more answers of the kernel, or could not hold all.
 	unread bool
+}
+
+// Refusal is a step that the kernel refused.
+type Refusal struct {
+	Step Step
+	// Err is the errno, a syscall.Errno.
+	Err error
 }
 
 // Error names the step, the errno, the kernel's explanation and the usual cause.
@@ -100,8 +108,8 @@ func (e *CommitError) Error() string {
 	if hint := e.hint(); hint != "" {
 		text += "; " + hint
 	}
-	if e.Others > 0 {
-		text += fmt.Sprintf("; %d more steps refused", e.Others)
+	if more := len(e.Refused) - 1; more > 0 {
+		text += fmt.Sprintf("; %d more steps refused", more)
 	}
 	return text
 }

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"log"
 	"net/netip"
+	"time"
 
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/nft/nfttest"
@@ -175,7 +176,7 @@ func ExampleConn_ReadTable() {
 	fmt.Print(table) // as nft lists it
 }
 
-// A program whose table is large compares it while the kernel lists it, and repairs it when somebody else has committed.
+// A program whose table is large compares it while the kernel lists it, and repairs it when somebody has committed.
 func ExampleConn_Compare() {
 	ctx := context.Background()
 	conn, err := nft.Dial(nft.Config{})
@@ -183,28 +184,27 @@ func ExampleConn_Compare() {
 		log.Fatal(err)
 	}
 	defer conn.Close()
-	commits, err := conn.Monitor(ctx, "")
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer commits.Close()
 	want := webTable("10.0.0.1:8080", "10.0.0.2:8080")
-	for {
-		commit, err := commits.Next(ctx)
+	for compared := uint32(0); ; time.Sleep(50 * time.Millisecond) {
+		generation, err := conn.Generation(ctx)
 		if err != nil {
 			log.Fatal(err)
+		}
+		if generation == compared {
+			continue
 		}
 		repair, err := conn.Compare(ctx, want, nft.CompareOptions{})
 		if errors.Is(err, nft.ErrGenerationMoved) {
-			continue // yet another commit, of which there is an event too
+			continue // yet another commit
 		}
 		if err != nil {
 			log.Fatal(err)
 		}
+		compared = generation
 		if repair.Empty() {
-			continue // ours, or of other tables
+			continue // somebody changed other tables
 		}
-		log.Printf("%v changed the table; this repairs it:\n%s", commit, repair)
+		log.Printf("somebody changed the table; this repairs it:\n%s", repair)
 		if _, err := conn.Commit(ctx, repair); err != nil {
 			log.Fatal(err)
 		}
@@ -259,7 +259,7 @@ func Example_rule() {
 	// table ip example {
 	// 	chain input {
 	// 		type filter hook input priority filter; policy accept;
-	// 		meta l4proto tcp th dport 22 ip saddr != 192.0.2.0/24 drop
+	// 		tcp dport 22 ip saddr != 192.0.2.0/24 drop
 	// 	}
 	// }
 }

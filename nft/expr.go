@@ -67,6 +67,36 @@ const (
 	IP6QuotedDport
 )
 
+// Fields that rules of other programs have, and that no set of this package has in its type.
+const (
+	IPProtocol Field = IP6QuotedDport + 1 + iota
+	IP6Nexthdr
+	EtherSaddr
+	EtherDaddr
+	EtherType
+	MetaNfproto
+	MetaProtocol
+	MetaIif
+	MetaOif
+	MetaPkttype
+	MetaSkuid
+	MetaSkgid
+	MetaLength
+	MetaCgroup
+	MetaIiftype
+	MetaPriority
+	MetaNftrace
+	CTMark
+	CTDirection
+	CTZone
+	CTOriginalIPSaddr
+	CTOriginalIP6Saddr
+	CTReplyIPSaddr
+	CTReplyIP6Saddr
+	CTReplyProtoDst
+	CTOriginalProtoSrc
+)
+
 type fieldSpec struct {
 	name string
 	typ  dataType
@@ -76,13 +106,13 @@ type fieldSpec struct {
 	kind, desc, key uint32
 }
 
-// inFamily reports whether packets of the family have the field. Offsets of fields of both families can coincide.
-func (f Field) inFamily(family Family) bool {
+// InFamily reports whether packets of the family have the field. Offsets of fields of both families can coincide.
+func (f Field) InFamily(family Family) bool {
 	switch f {
-	case IPSaddr, IPDaddr, IPTTL, ICMPType, IPQuotedDaddr, IPQuotedProtocol, IPQuotedSport, IPQuotedDport:
-		return family == FamilyIP
-	case IP6Saddr, IP6Daddr, IP6Hoplimit, ICMPv6Type, IP6QuotedDaddr, IP6QuotedProtocol, IP6QuotedSport, IP6QuotedDport:
-		return family == FamilyIP6
+	case IPSaddr, IPDaddr, IPTTL, IPProtocol, ICMPType, IPQuotedDaddr, IPQuotedProtocol, IPQuotedSport, IPQuotedDport:
+		return family != FamilyIP6
+	case IP6Saddr, IP6Daddr, IP6Hoplimit, IP6Nexthdr, ICMPv6Type, IP6QuotedDaddr, IP6QuotedProtocol, IP6QuotedSport, IP6QuotedDport:
+		return family != FamilyIP
 	}
 	return true
 }
@@ -160,6 +190,34 @@ var fields = [...]fieldSpec{
 	IP6QuotedProtocol: quoted(14, typeRaw(1), udataPayload),
 	IP6QuotedSport:    quoted(48, typeRaw(2), udataPayload),
 	IP6QuotedDport:    quoted(50, typeRaw(2), 0),
+
+	IPProtocol:   {"ip protocol", typeProto, payload(expr.PayloadBaseNetworkHeader, 9, 1), 0, 0, 0},
+	IP6Nexthdr:   {"ip6 nexthdr", typeProto, payload(expr.PayloadBaseNetworkHeader, 6, 1), 0, 0, 0},
+	EtherDaddr:   {"ether daddr", typeEther, payload(expr.PayloadBaseLLHeader, 0, 6), 0, 0, 0},
+	EtherSaddr:   {"ether saddr", typeEther, payload(expr.PayloadBaseLLHeader, 6, 6), 0, 0, 0},
+	EtherType:    {"ether type", typeEtherType, payload(expr.PayloadBaseLLHeader, 12, 2), 0, 0, 0},
+	MetaNfproto:  {"meta nfproto", typeNfproto, meta(expr.MetaKeyNFPROTO), 0, 0, 0},
+	MetaProtocol: {"meta protocol", typeEtherType, meta(expr.MetaKeyPROTOCOL), 0, 0, 0},
+	MetaIif:      {"iif", typeInteger, meta(expr.MetaKeyIIF), 0, 0, 0},
+	MetaOif:      {"oif", typeInteger, meta(expr.MetaKeyOIF), 0, 0, 0},
+	MetaPkttype:  {"meta pkttype", typeByte, meta(expr.MetaKeyPKTTYPE), 0, 0, 0},
+	MetaSkuid:    {"meta skuid", typeInteger, meta(expr.MetaKeySKUID), 0, 0, 0},
+	MetaSkgid:    {"meta skgid", typeInteger, meta(expr.MetaKeySKGID), 0, 0, 0},
+	MetaLength:   {"meta length", typeInteger, meta(expr.MetaKeyLEN), 0, 0, 0},
+	MetaCgroup:   {"meta cgroup", typeInteger, meta(expr.MetaKeyCGROUP), 0, 0, 0},
+	MetaIiftype:  {"meta iiftype", typeRaw(2), meta(expr.MetaKeyIIFTYPE), 0, 0, 0},
+	MetaPriority: {"meta priority", typeInteger, meta(expr.MetaKeyPRIORITY), 0, 0, 0},
+	MetaNftrace:  {"meta nftrace", typeByte, meta(expr.MetaKeyNFTRACE), 0, 0, 0},
+
+	CTMark:             {"ct mark", typeMark, ct(expr.CtKeyMARK), 0, 0, 0},
+	CTDirection:        {"ct direction", typeByte, ct(expr.CtKeyDIRECTION), 0, 0, 0},
+	CTZone:             {"ct zone", typeRaw(2), ct(expr.CtKeyZONE), 0, 0, 0},
+	CTOriginalIPSaddr:  {"ct original ip saddr", typeIPv4, ctOf(expr.CtDirOriginal, expr.CtKeySRCIP), 0, 0, 0},
+	CTOriginalIP6Saddr: {"ct original ip6 saddr", typeIPv6, ctOf(expr.CtDirOriginal, expr.CtKeySRCIP6), 0, 0, 0},
+	CTReplyIPSaddr:     {"ct reply ip saddr", typeIPv4, ctOf(expr.CtDirReply, expr.CtKeySRCIP), 0, 0, 0},
+	CTReplyIP6Saddr:    {"ct reply ip6 saddr", typeIPv6, ctOf(expr.CtDirReply, expr.CtKeySRCIP6), 0, 0, 0},
+	CTReplyProtoDst:    {"ct reply proto-dst", typePort, ctOf(expr.CtDirReply, expr.CtKeyPROTODST), 0, 0, 0},
+	CTOriginalProtoSrc: {"ct original proto-src", typePort, ctOf(expr.CtDirOriginal, expr.CtKeyPROTOSRC), 0, 0, 0},
 }
 
 // quoted is part of an ICMP message, whose header of eight bytes the quoted packet follows.
@@ -209,15 +267,36 @@ func (f Field) typeof(b []byte) []byte {
 type Numgen struct {
 	// Mod is the number of different results, at least 1. In a set's type its value has no meaning, but nft prints it.
 	Mod uint32
+	// Offset is added to the result.
+	Offset uint32
+	// Inc counts instead of drawing: "numgen inc".
+	Inc bool
 }
 
 // String returns the expression as nft writes it.
-func (n Numgen) String() string { return fmt.Sprintf("numgen random mod %d", n.Mod) }
+func (n Numgen) String() string {
+	kind := "random"
+	if n.Inc {
+		kind = "inc"
+	}
+	text := fmt.Sprintf("numgen %s mod %d", kind, n.Mod)
+	if n.Offset > 0 {
+		text += fmt.Sprintf(" offset %d", n.Offset)
+	}
+	return text
+}
+
+func (n Numgen) kind() uint32 {
+	if n.Inc {
+		return unix.NFT_NG_INCREMENTAL
+	}
+	return unix.NFT_NG_RANDOM
+}
 
 func (n Numgen) dataType() dataType { return typeInteger }
 
 func (n Numgen) loadVia(register, _ uint32) []expr.Any {
-	return []expr.Any{&expr.Numgen{Register: register, Modulus: n.Mod, Type: unix.NFT_NG_RANDOM}}
+	return []expr.Any{&expr.Numgen{Register: register, Modulus: n.Mod, Type: n.kind(), Offset: n.Offset}}
 }
 
 func (n Numgen) typeof(b []byte) []byte {
@@ -334,24 +413,3 @@ func (c Concat) appendFormat(b *strings.Builder, d Data) {
 		d = d[netlinkattr.Padded(t.length):]
 	}
 }
-
-type opaqueType uint32
-
-// opaque is a type of which only the length is known.
-func opaque(length uint32) Concat { return Concat{opaqueType(length)} }
-
-// isOpaque reports whether the set was read from the kernel and is of a kind that this package does not write.
-func (s *Set) isOpaque() bool {
-	_, ok := s.Key[0].(opaqueType)
-	return ok
-}
-
-func (o opaqueType) String() string { return fmt.Sprintf("opaque-%d-bytes", uint32(o)) }
-
-func (o opaqueType) dataType() dataType {
-	return dataType{name: o.String(), length: int(o), format: func(b string) string { return fmt.Sprintf("0x%x", b) }}
-}
-
-func (o opaqueType) loadVia(uint32, uint32) []expr.Any { return nil }
-
-func (o opaqueType) typeof(b []byte) []byte { return b }

@@ -36,6 +36,7 @@ func dialFake(t testing.TB) *Conn {
 func TestFake(t *testing.T) {
 	t.Run("answers as the kernel does", testFakeAnswersAsTheKernelDoes)
 	t.Run("lists a set that others empty meanwhile", testReadElementsOfASetThatIsEmptied)
+	t.Run("lists chains wrongly", testChainsAreListedWrongly)
 	t.Run("takes drafts through random changes", testFakeTakesWhatTheKernelTakes)
 	t.Run("lets elements expire", testFakeLetsElementsExpire)
 	t.Run("knows the owner of a table, as the kernel does", testFakeOwner)
@@ -52,6 +53,9 @@ func outcome(t testing.TB, c *Conn, m *Monitor, tx Transaction) string {
 	for _, family := range Families {
 		table, err := c.ReadTable(t.Context(), family, "t")
 		fmt.Fprintf(&b, "%v %v\n", table, err)
+		err = c.EachChain(t.Context(), family, func(table string, c *Chain) { fmt.Fprintln(&b, table, c.Name, c.Hook) })
+		base, failure := c.ReadChain(t.Context(), family, "t", "base")
+		fmt.Fprintln(&b, err, base, failure)
 		if table == nil {
 			continue
 		}
@@ -236,6 +240,75 @@ func testFakeOwner(t *testing.T) {
 		if h := header(t, other, owned); !owns(other, h) {
 			t.Errorf("%s: adopted, it has %q", name, h.flagsText())
 		}
+	}
+}
+
+// misled is a socket over which the third chain of the first listing of chains comes in another way.
+type misled struct {
+	Socket
+	listed int
+	alter  func(buffer []byte, n int) int
+}
+
+func (m *misled) Receive(buffer []byte) (n int, truncated bool, err error) {
+	n, truncated, err = m.Socket.Receive(buffer)
+	if n >= unix.NLMSG_HDRLEN && binary.NativeEndian.Uint16(buffer[4:]) == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWCHAIN {
+		if m.listed++; m.listed == 3 {
+			n = m.alter(buffer, n)
+		}
+	}
+	return n, truncated, err
+}
+
+// So the kernel lists chains while other programs add or delete some, in any table.
+func testChainsAreListedWrongly(t *testing.T) {
+	table := &Table{Family: FamilyIP, Name: "t"}
+	for _, name := range []string{"a", "b", "c"} {
+		table.Chains = append(table.Chains, &Chain{Name: name, Rules: []Rule{NewRule(Accept)}})
+	}
+	leaveOut := func(buffer []byte, n int) int {
+		binary.NativeEndian.PutUint16(buffer[4:], unix.NLMSG_NOOP)
+		return n
+	}
+	repeat := func(buffer []byte, n int) int { return n + copy(buffer[n:], buffer[:n]) }
+	read := func(c *Conn) (string, error) {
+		got, err := c.ReadTable(t.Context(), FamilyIP, "t")
+		return fmt.Sprint(got), err
+	}
+	compare := func(c *Conn) (string, error) {
+		tx, err := c.Compare(t.Context(), table, CompareOptions{ThroughCommits: true})
+		return tx.String(), err
+	}
+	for _, tc := range []struct {
+		name  string
+		alter func(buffer []byte, n int) int
+		do    func(c *Conn) (text string, err error)
+		want  string
+	}{
+		{"ReadTable, one left out", leaveOut, read, table.String() + " <nil>"},
+		{"ReadTable, one twice", repeat, read, table.String() + " <nil>"},
+		{"Compare, one left out", leaveOut, compare,
+			" nft: compare table ip t: " + ErrGenerationMoved.Error() + ": the kernel listed rules of chain c, and not the chain"},
+		{"Compare, one twice", repeat, compare, " <nil>"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			config := NewFake()
+			open := config.Open
+			config.Open = func() (Socket, error) {
+				s, err := open()
+				return &misled{Socket: s, alter: tc.alter}, err
+			}
+			c, err := Dial(config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			commitAll(t, c, Diff(nil, table))
+			text, err := tc.do(c)
+			if diff := cmp.Diff(tc.want, fmt.Sprint(text, " ", err)); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
 	}
 }
 

@@ -147,14 +147,13 @@ func everything(f Family) *Table {
 		updates.Rules = append(updates.Rules, affinityUpdate(f))
 	}
 
-	asked := &Set{Name: "asked", Key: Concat{f.Saddr(), ThSport, f.Daddr(), ThDport}, Dynamic: true, Size: DefaultSize}
 	return &Table{
 		Family: f, Name: "kube-proxy", Comment: "everything",
-		Sets: []*Set{services, endpoints, neighbours, quoted, ips, ports, protocols, hairpin, sources, counted, affinity, asked},
+		Sets: []*Set{services, endpoints, neighbours, quoted, ips, ports, protocols, hairpin, sources, counted, affinity},
 		Chains: []*Chain{
 			{Name: "nat-prerouting", Type: TypeNAT, Hook: HookPrerouting, Priority: PriorityDstNAT, Rules: []Rule{NewRule(Jump("services"))}},
 			{Name: "filter-forward", Type: TypeFilter, Hook: HookForward, Priority: PriorityFilter, Rules: []Rule{
-				NewRule(Match{Field: CTState, Value: CTStateNew}, InSet{Concat{f.Daddr()}, Equal, "cluster-ips"}, Reject{f}),
+				NewRule(Match{Field: CTState, Value: CTStateNew}, InSet{Concat{f.Daddr()}, Equal, "cluster-ips"}, Reject{Family: f}),
 				NewRule(InSet{Concat{f.Daddr()}, NotEqual, "cluster-ips"}, Counter{}, Return),
 				NewRule(Match{Field: f.Daddr(), Op: Equal, Value: odd}, Drop),
 				NewRule(InSet{append(frontendKey(f), f.Saddr()), NotEqual, "sources"}, Drop),
@@ -169,10 +168,6 @@ func everything(f Family) *Table {
 				NewRule(SetTTL{f, 8}),
 				NewRule(Dup{append(frontendKey(f), JHash{Field: f.Saddr(), And: ThSport, Mod: 251, Seed: 0x5eed, Offset: 251}), "neighbours"}, Drop),
 				NewRule(icmp...),
-			}},
-			{Name: "asked", Rules: []Rule{
-				NewRule(InSet{asked.Key, Equal, asked.Name}, Update{Map: asked.Name, Key: asked.Key, Timeout: 3 * time.Minute}),
-				NewRule(Delete{asked.Name, asked.Key}),
 			}},
 			{Name: "icmp-errors", Rules: []Rule{NewRule(Dup{append(quotedKey, quotedHash), "quoted"}, Drop)}},
 			{Name: "nat-postrouting", Type: TypeNAT, Hook: HookPostrouting, Priority: PrioritySrcNAT, Rules: []Rule{
@@ -209,6 +204,7 @@ func TestCommit(t *testing.T) {
 	t.Run("leaves in the kernel what was committed", testWhatTheKernelHoldsIsWhatWasCommitted)
 	t.Run("takes the largest elements", testCommitTakesTheLargestElements)
 	t.Run("tells whether it changed anything, beside other commits", testCommitTellsWhetherItChangedAnything)
+	t.Run("has the kernel describe one object at most", testCommitHasTheKernelDescribeOneObject)
 	t.Run("deletes a table of many chains", testCommitDeletesATableOfManyChains)
 	t.Run("encodes as the nft program does", testOurEncodingIsTheOneOfTheNftProgram)
 	t.Run("that is refused names the element and changes nothing", testARefusedTransactionNamesTheElementAndChangesNothing)
@@ -306,6 +302,61 @@ func testCommitTellsWhetherItChangedAnything(t *testing.T) {
 			if err != nil || stats.Unchanged != tc.want {
 				t.Fatalf("%.60s: Unchanged = %v, %v; want %v", tc.step, stats.Unchanged, err, tc.want)
 			}
+		}
+	}
+}
+
+// described is a socket that counts the objects and elements that the kernel describes to it.
+type described struct {
+	Socket
+	count int
+}
+
+func (d *described) Receive(buffer []byte) (n int, truncated bool, err error) {
+	n, truncated, err = d.Socket.Receive(buffer)
+	if err == nil {
+		err = eachMessage(buffer[:n], func(r reply) error {
+			if r.Header.Type>>8 == unix.NFNL_SUBSYS_NFTABLES && r.Header.Type != newGeneration {
+				d.count++
+			}
+			return nil
+		})
+	}
+	return n, truncated, err
+}
+
+// The echo of a message describes each element in it, in 8 KB of kernel memory.
+func testCommitHasTheKernelDescribeOneObject(t *testing.T) {
+	netns.EnterForTest(t)
+	here, err := holdNamespace(Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer here.Close()
+	told := &described{}
+	c, err := Dial(Config{Open: func() (Socket, error) {
+		told.Socket, err = here.openKernel()
+		return told, err
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	table := manyAddresses(2000)
+	set := table.Sets[0]
+	for _, tc := range []struct {
+		name string
+		tx   Transaction
+		want int
+	}{
+		{"a new table", Diff(nil, table), 1},
+		{"elements that go", Transaction{Steps: []Step{{Op: DeleteElements, Table: table, Set: set, Elements: set.Elements()}}}, 0},
+		{"elements of a set that is there", Transaction{Steps: []Step{{Op: AddElements, Table: table, Set: set, Elements: set.Elements()}}}, 0},
+	} {
+		told.count = 0
+		commitAll(t, c, tc.tx)
+		if told.count != tc.want {
+			t.Errorf("%s: the kernel described %d objects and elements, want %d", tc.name, told.count, tc.want)
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/google/nftables/expr"
 	"github.com/nftproxy/nftproxy/internal/netlinkattr"
@@ -93,6 +94,48 @@ func (d DNAT) linearize(l *linearizer) {
 		&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(d.Family), RegAddrMin: unix.NFT_REG_1, RegProtoMin: register(port)})
 }
 
+func (n NAT) linearize(l *linearizer) {
+	if n.Kind != SourceNAT && n.Kind != DestinationNAT || n.AddrEnd != nil || n.PortEnd != nil || n.Flags != "" {
+		l.refuse(fmt.Errorf("%q cannot be written", n))
+		return
+	}
+	nat := &expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(n.Family)}
+	if n.Kind == SourceNAT {
+		nat.Type = expr.NATTypeSourceNAT
+	}
+	if n.Addr != nil {
+		l.load(Concat{n.Addr})
+		nat.RegAddrMin = unix.NFT_REG_1
+	}
+	if _, both := n.Port.(Mapped); n.Port != nil && both {
+		nat.RegProtoMin = register(netlinkattr.Padded(n.Family.Daddr().dataType().length) / 4)
+	} else if n.Port != nil {
+		l.add(n.Port.loadVia(unix.NFT_REG_2, unix.NFT_REG_4)...)
+		nat.RegProtoMin = unix.NFT_REG_2
+	}
+	l.add(nat)
+}
+
+func (a Assign) linearize(l *linearizer) {
+	l.load(Concat{a.Value})
+	switch to := a.To.loadVia(unix.NFT_REG_1, unix.NFT_REG_4); x := slices.Concat(to, []expr.Any{nil})[0].(type) {
+	case *expr.Meta:
+		x.SourceRegister = true
+		l.add(x)
+	case *expr.Ct:
+		x.SourceRegister = true
+		l.add(x)
+	default:
+		l.refuse(fmt.Errorf("%q cannot be written", a))
+	}
+}
+
+func (Notrack) linearize(l *linearizer) { l.add(&expr.Notrack{}) }
+
+func (u UseObject) linearize(l *linearizer) { l.refuse(fmt.Errorf("%q cannot be written", u)) }
+
+func (a AnyOf) linearize(l *linearizer) { l.refuse(fmt.Errorf("%q cannot be written", a)) }
+
 func (d Dup) linearize(l *linearizer) {
 	l.load(d.Key)
 	l.add(
@@ -127,7 +170,13 @@ func (s SetTTL) linearize(l *linearizer) {
 
 func (u Update) linearize(l *linearizer) {
 	l.load(u.Key)
+	if u.With != "" {
+		l.refuse(fmt.Errorf("%q cannot be written", u))
+	}
 	update := &expr.Dynset{SrcRegKey: unix.NFT_REG_1, SetName: u.Map, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: u.Timeout}
+	if u.Add {
+		update.Operation = unix.NFT_DYNSET_OP_ADD
+	}
 	if u.Data != nil {
 		data := u.Key.Len() / 4
 		l.loadFrom(data, u.Data)
@@ -153,7 +202,12 @@ func (f Family) reject() *expr.Reject {
 	return &expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: byFamily[uint8](f, icmpPortUnreachable, icmpv6PortUnreachable)}
 }
 
-func (r Reject) linearize(l *linearizer) { l.add(r.Family.reject()) }
+func (r Reject) linearize(l *linearizer) {
+	if r.With != "" {
+		l.refuse(fmt.Errorf("%q cannot be written", r))
+	}
+	l.add(r.Family.reject())
+}
 
 func (Counter) linearize(l *linearizer) { l.add(&expr.Counter{}) }
 

@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/google/nftables/expr"
 	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"golang.org/x/sys/unix"
 )
@@ -20,16 +19,19 @@ func (r Recording) MapAddrs(f func(netip.Addr) netip.Addr) (Recording, error) {
 	if err != nil {
 		return nil, err
 	}
-	m, out := addrMapper{t, f}, slices.Clone(r)
-	return out, out.each(func(message reply) error {
+	m := addrMapper{t, f}
+	var out Recording
+	err = slices.Clone(r).each(func(message reply) (err error) {
 		switch message.kind() {
 		case unix.NFT_MSG_NEWSETELEM:
-			return m.elements(message.Data)
+			err = m.elements(message.Data)
 		case unix.NFT_MSG_NEWRULE:
-			return m.rule(message.Data)
+			message.Data, err = m.rule(message.Data)
 		}
-		return nil
+		out.add(message.Header.Type, message.Data)
+		return err
 	})
+	return out, err
 }
 
 // addrMapper replaces addresses in messages.
@@ -55,18 +57,18 @@ func (m *addrMapper) elements(data []byte) error {
 func (m *addrMapper) fields(of Concat, from, to []byte) error {
 	at := 0
 	for _, e := range of {
-		o := operand{typ: e.dataType()}
-		end := at + o.typ.length
+		length := e.dataType().length
+		end := at + length
 		switch {
-		case !o.isAddress() || end > len(from):
+		case !isAddr(e) || end > len(from):
 		case end > len(to):
-			m.replace(from[at:end], o.typ.length, 8*o.typ.length)
+			m.replace(from[at:end], length, 8*length)
 		default:
 			if err := m.span(from[at:end], to[at:end]); err != nil {
 				return err
 			}
 		}
-		at += netlinkattr.Padded(o.typ.length)
+		at += netlinkattr.Padded(length)
 	}
 	return nil
 }
@@ -99,38 +101,76 @@ func (m *addrMapper) replace(b []byte, length, bits int) {
 	}
 }
 
-func (m *addrMapper) rule(data []byte) error {
-	p := printer{Expressions: Expressions{family: m.table.Family, sets: m.table.index().sets}, regs: map[int]operand{}}
-	immediates := map[int][]byte{}
-	return netlinkattr.Each(netlinkattr.Find(data[nfgenmsgLen:], unix.NFTA_RULE_EXPRESSIONS), func(_ uint16, b []byte) error {
-		value := func(attribute uint16) []byte {
-			return netlinkattr.Find(netlinkattr.Find(netlinkattr.Find(b, unix.NFTA_EXPR_DATA), attribute), unix.NFTA_DATA_VALUE)
+// isAddr reports whether an expression has the type of addresses.
+func isAddr(e Expr) bool {
+	name := e.dataType().name
+	return name == typeIPv4.name || name == typeIPv6.name
+}
+
+// rule returns the message about a rule with other addresses.
+func (m *addrMapper) rule(data []byte) ([]byte, error) {
+	decoded, err := decodeRule(data)
+	if err != nil {
+		return nil, err
+	}
+	rule := delinearize(m.table.Family, m.table.Set, decoded.exprs)
+	changed := false
+	for i, s := range rule.Statements {
+		mapped, known := m.statement(s)
+		if !known {
+			return nil, fmt.Errorf("it is not known whether a rule has addresses: %s", rule)
 		}
-		decoded := decodeExpr(m.table.Family, b)
-		switch x := decoded.(type) {
-		case *expr.Cmp:
-			if o := p.regs[registerIndex(x.Register)]; o.isAddress() {
-				data, bits := value(unix.NFTA_CMP_DATA), 8*o.typ.length
-				if o.mask != nil {
-					bits, _ = net.IPMask(o.mask).Size()
-				}
-				m.replace(data, o.typ.length, bits)
-			}
-		case *expr.Immediate:
-			immediates[registerIndex(x.Register)] = value(unix.NFTA_IMMEDIATE_DATA)
-		case *expr.NAT:
-			for _, register := range []uint32{x.RegAddrMin, x.RegAddrMax} {
-				if data := immediates[registerIndex(register)]; register != 0 && (len(data) == 4 || len(data) == 16) {
-					m.replace(data, len(data), 8*len(data))
-					delete(immediates, registerIndex(register)) // both may be one register
-				}
-			}
-		case *expr.Range, *expr.Match, *expr.Target, Unknown:
-			return fmt.Errorf("it is not known whether a rule has addresses: %s", Expressions{
-				family: m.table.Family, encoded: string(netlinkattr.Find(data[nfgenmsgLen:], unix.NFTA_RULE_EXPRESSIONS)),
-			})
+		if changed = changed || mapped != nil; mapped != nil {
+			rule.Statements[i] = mapped
 		}
-		p.print(decoded)
-		return nil
-	})
+	}
+	if !changed {
+		return data, nil
+	}
+	exprs, err := rule.linearize()
+	if err != nil {
+		return nil, err
+	}
+	a := start(m.table.Family, m.table.Name, len(data))
+	a.Text(unix.NFTA_RULE_CHAIN, decoded.chain)
+	a.Uint64(unix.NFTA_RULE_HANDLE, decoded.handle)
+	err = encodeExpressions(&a, m.table.Family, exprs)
+	if userdata := netlinkattr.Find(data[nfgenmsgLen:], unix.NFTA_RULE_USERDATA); userdata != nil {
+		a.Bytes(unix.NFTA_RULE_USERDATA, userdata)
+	}
+	return a, err
+}
+
+// statement returns a statement with other addresses; nil if it has none.
+func (m *addrMapper) statement(s Statement) (mapped Statement, known bool) {
+	switch s := s.(type) {
+	case Match:
+		switch v := s.Value.(type) {
+		case netip.Prefix:
+			b := v.Addr().AsSlice()
+			m.replace(b, len(b), v.Bits())
+			addr, _ := netip.AddrFromSlice(b) // as long as before
+			s.Value = netip.PrefixFrom(addr, v.Bits())
+			return s, true
+		case Data:
+			b := []byte(v)
+			m.replace(b, len(b), 8*len(b))
+			if s.Value = Data(b); isAddr(s.Field) {
+				return s, true
+			}
+		}
+		return nil, !isAddr(s.Field)
+	case NAT:
+		for _, end := range []*Expr{&s.Addr, &s.AddrEnd} {
+			if c, is := (*end).(Constant); is {
+				b := []byte(c)
+				m.replace(b, len(b), 8*len(b))
+				*end = Constant(b)
+			}
+		}
+		return s, true
+	case Unknown, Extension, AnyOf, Assign:
+		return nil, false
+	}
+	return nil, true
 }

@@ -2,6 +2,7 @@ package nft
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"net"
@@ -20,8 +21,11 @@ type Op uint8
 const (
 	Equal Op = iota
 	NotEqual
-	// Less is for Family.TTL.
+	// The others are for fields in network byte order, such as Family.TTL.
 	Less
+	LessOrEqual
+	Greater
+	GreaterOrEqual
 )
 
 // infix returns the operator and a space, as nft lists it: equality is not written.
@@ -31,6 +35,12 @@ func (o Op) infix() string {
 		return "!= "
 	case Less:
 		return "< "
+	case LessOrEqual:
+		return "<= "
+	case Greater:
+		return "> "
+	case GreaterOrEqual:
+		return ">= "
 	}
 	return ""
 }
@@ -45,26 +55,37 @@ func (o Op) infix() string {
 //
 // As in nft, CTState and CTStatus equal a value if they have any of its bits.
 type Match struct {
-	Field Field
+	// Field is a Field, or another expression.
+	Field Expr
 	Op    Op
 	// Mask, if not 0, has the bits of MetaMark to compare, in host byte order.
 	Mask uint32
 	// Value is of a type that Values names for the field, or Data as Concat.Pack returns it. An address can
 	// be a netip.Prefix; its host bits do not count. A name of an interface that ends in "*" matches all
-	// names that begin with the text before the "*".
+	// names that begin with the text before the "*". A Range holds for the values from First to Last. A Constant is
+	// compared with as many first bytes of the field as it has.
 	Value any
 }
 
 // String returns the statement as nft lists it.
 func (m Match) String() string {
-	if m.Mask != 0 {
-		operator := "=="
-		if m.Op == NotEqual {
-			operator = "!="
-		}
-		return fmt.Sprintf("%s & 0x%08x %s %s", m.Field, m.Mask, operator, m.valueText())
+	operator := m.Op.infix()
+	_, masked := m.Field.(Bits)
+	_, raw := m.Value.(Constant)
+	if m.Op == Equal && (m.Mask != 0 || masked || raw && m.field().isFlags()) {
+		operator = "== "
 	}
-	return m.Field.String() + " " + m.Op.infix() + m.valueText()
+	left := m.Field.String()
+	if m.Mask != 0 {
+		left += fmt.Sprintf(" & 0x%08x", m.Mask)
+	}
+	return left + " " + operator + m.valueText()
+}
+
+// field returns the Field that is compared; 0 if it is another expression.
+func (m Match) field() Field {
+	f, _ := m.Field.(Field)
+	return f
 }
 
 func (m Match) valueText() string {
@@ -75,11 +96,21 @@ func (m Match) valueText() string {
 		}
 		return v.Addr().String()
 	case string:
-		if m.Field.isIfname() {
+		if m.field().isIfname() {
 			return quote(v)
 		}
 	case Data:
 		return Concat{m.Field}.Format(v)
+	case Constant:
+		if _, masked := m.Field.(Bits); masked {
+			return m.Field.dataType().text(Data(v))
+		}
+		if t := m.Field.dataType(); t.length == len(v) && len(v) > 0 {
+			return t.format(string(v))
+		}
+		return fmt.Sprintf("0x%x", string(v))
+	case Range:
+		return Match{Field: m.Field, Value: v.First}.valueText() + "-" + Match{Field: m.Field, Value: v.Last}.valueText()
 	}
 	c, err := Concat{m.Field}.Pack(m.Value)
 	if err != nil {
@@ -88,71 +119,74 @@ func (m Match) valueText() string {
 	return Concat{m.Field}.Format(c)
 }
 
-// Compare reports whether the match holds for a value of its field. The error is ErrInvalid.
-func (m Match) Compare(value Data) (bool, error) {
-	c, err := m.kernel()
-	if err != nil {
-		return false, err
-	}
-	if len(value) < len(c.data) {
-		return false, invalidf("nft: %s: the value has %d bytes, and %d are compared", m, len(value), len(c.data))
-	}
-	if c.op == Less {
-		return string(value[:len(c.data)]) < string(c.data), nil
-	}
-	equal := true
-	for i, want := range c.data {
-		b := value[i]
-		if c.mask != nil {
-			b &= c.mask[i]
-		}
-		equal = equal && b == want
-	}
-	return equal == (c.op == Equal), nil
+// Comparison is a match as the kernel makes it: it loads the field, or as much of it as First is long, masks it if there is
+// a Mask of the same length, and compares it with First. With Last it compares with the range from First to Last.
+type Comparison struct {
+	Op                Op
+	Mask, First, Last []byte
 }
 
-// kernelMatch is a match as the kernel makes it: it loads the field, or as much of it as data is long, masks it if
-// there is a mask of the same length, and compares it with data.
-type kernelMatch struct {
-	op         Op
-	mask, data []byte
-}
-
-func (m Match) kernel() (kernelMatch, error) {
-	c := kernelMatch{op: m.Op}
-	if !m.Field.known() {
-		return c, invalidf("nft: %s cannot be compared", m.Field)
+// Comparison returns the match as the kernel makes it. The error is ErrInvalid.
+func (m Match) Comparison() (Comparison, error) {
+	c := Comparison{Op: m.Op}
+	f, isField := m.Field.(Field)
+	if m.Field == nil || isField && !f.known() {
+		return c, invalidf("nft: %v cannot be compared", m.Field)
 	}
+	if err := c.setValue(m.Field, m.Value); err != nil {
+		return c, err
+	}
+	_, raw := m.Value.(Constant)
 	length := m.Field.dataType().length
-	switch v := m.Value.(type) {
-	case netip.Prefix:
-		if !m.Field.isAddr() || !v.IsValid() || v.Addr().BitLen() != 8*length {
-			return c, invalidf("nft: %s cannot be compared with the prefix %s", m.Field, v)
-		}
-		c.mask, c.data = net.CIDRMask(v.Bits(), 8*length), v.Masked().Addr().AsSlice()
-	case Data:
-		if len(v) != netlinkattr.Padded(length) {
-			return c, invalidf("nft: %s cannot be compared with %d bytes", m.Field, len(v))
-		}
-		c.data = []byte(v)[:length]
-	default:
-		data, err := m.Field.packMatch(m.Value)
-		if err != nil {
-			return c, invalidf("nft: %s cannot be compared with %#v: %w", m.Field, m.Value, err)
-		}
-		c.data = data
-	}
 	switch {
-	case m.Op == Less && !m.Field.isTTL():
-		return c, invalidf("nft: %s cannot be less than something", m.Field)
+	case (m.Op > NotEqual || c.Last != nil && !raw) && isField && f.dataType().order != orderBig:
+		return c, invalidf("nft: %s has no order", m.Field)
 	case m.Mask != 0 && m.Field != MetaMark:
 		return c, invalidf("nft: %s is compared without a mask", m.Field)
 	case m.Mask != 0:
-		c.mask = AppendInteger(nil, m.Mask)
-	case m.Field.isFlags() && m.Op == Equal:
-		c = kernelMatch{op: NotEqual, mask: c.data, data: make([]byte, length)}
+		c.Mask = AppendInteger(nil, m.Mask)
+	case f.isFlags() && m.Op == Equal && !raw && c.Last == nil:
+		c = Comparison{Op: NotEqual, Mask: c.First, First: make([]byte, length)}
 	}
 	return c, nil
+}
+
+func (c *Comparison) setValue(e Expr, value any) error {
+	f, isField := e.(Field)
+	length := e.dataType().length
+	switch v := value.(type) {
+	case netip.Prefix:
+		if !f.isAddr() || !v.IsValid() || v.Addr().BitLen() != 8*length {
+			return invalidf("nft: %s cannot be compared with the prefix %s", e, v)
+		}
+		c.Mask, c.First = net.CIDRMask(v.Bits(), 8*length), v.Masked().Addr().AsSlice()
+	case Constant:
+		if len(v) > length {
+			return invalidf("nft: %s cannot be compared with %d bytes", e, len(v))
+		}
+		c.First = []byte(v)
+	case Data:
+		if len(v) != netlinkattr.Padded(length) {
+			return invalidf("nft: %s cannot be compared with %d bytes", e, len(v))
+		}
+		c.First = []byte(v)[:length]
+	case Range:
+		var last Comparison
+		if err := cmp.Or(c.setValue(e, v.First), last.setValue(e, v.Last)); err != nil {
+			return err
+		}
+		c.Last = last.First
+	default:
+		if !isField {
+			return invalidf("nft: %s cannot be compared with %#v", e, value)
+		}
+		data, err := f.packMatch(value)
+		if err != nil {
+			return invalidf("nft: %s cannot be compared with %#v: %w", e, value, err)
+		}
+		c.First = data
+	}
+	return nil
 }
 
 // packMatch returns a Go value as the bytes to compare: of the name of an interface those before a "*".
@@ -170,46 +204,60 @@ func (f Field) known() bool    { return f > 0 && int(f) < len(fields) }
 func (f Field) isAddr() bool   { return f >= IPSaddr && f <= IP6Daddr }
 func (f Field) isIfname() bool { return f == MetaIifname || f == MetaOifname }
 func (f Field) isFlags() bool  { return f == CTState || f == CTStatus || f == TCPFlags }
-func (f Field) isTTL() bool    { return f == IPTTL || f == IP6Hoplimit }
 
 func (m Match) linearize(l *linearizer) {
-	c, err := m.kernel()
+	c, err := m.Comparison()
 	if err != nil {
 		l.refuse(err)
 		return
 	}
-	load := m.Field.load(unix.NFT_REG_1)
-	if ones, bits := net.IPMask(c.mask).Size(); m.Field.isAddr() && ones%8 == 0 && ones > 0 && bits > 0 {
-		load.(*expr.Payload).Len = uint32(ones / 8) // as nft does, instead of masking whole bytes
-		c.mask, c.data = nil, c.data[:ones/8]
+	loads := m.Field.loadVia(unix.NFT_REG_1, register(m.Field.dataType().length/4+4))
+	if ones, bits := net.IPMask(c.Mask).Size(); m.field().isAddr() && ones%8 == 0 && ones > 0 && bits > 0 {
+		loads[0].(*expr.Payload).Len = uint32(ones / 8) // as nft does, instead of masking whole bytes
+		c.Mask, c.First = nil, c.First[:ones/8]
 	}
-	l.add(load)
-	if c.mask != nil {
-		l.mask(c.mask, make([]byte, len(c.mask)))
+	l.add(loads...)
+	if c.Mask != nil {
+		l.mask(c.Mask, make([]byte, len(c.Mask)))
 	}
-	l.add(&expr.Cmp{Op: expr.CmpOp(c.op), Register: unix.NFT_REG_1, Data: c.data})
+	if c.Last != nil {
+		l.add(&expr.Range{Op: expr.CmpOp(c.Op), Register: unix.NFT_REG_1, FromData: c.First, ToData: c.Last})
+		return
+	}
+	l.add(&expr.Cmp{Op: expr.CmpOp(c.Op), Register: unix.NFT_REG_1, Data: c.First})
 }
 
-// matchOf returns the match of a field, loaded as v says, with data; nil if there is none.
-func matchOf(f Field, op Op, v loadedValue, data []byte) Statement {
-	length := f.dataType().length
-	switch {
-	case v.mask != nil && (len(v.mask) != len(data) || len(data) != length || !allZero(v.xor)):
-		return nil
-	case v.mask != nil:
-		return maskedMatch(f, op, v.mask, data)
-	case f.isAddr() && len(data) == length && v.length == 0, f.isAddr() && len(data) == v.length && v.length > 0:
-		return Match{Field: f, Op: op, Value: prefixOf(f, data, 8*len(data))}
-	case v.length > 0:
-		return nil
-	case f.isIfname() && len(data) == length:
-		return Match{Field: f, Op: op, Value: strings.TrimRight(string(data), "\x00")}
-	case f.isIfname():
-		return Match{Field: f, Op: op, Value: string(data) + "*"}
-	case len(data) == length && !(f.isFlags() && op == Equal):
-		return Match{Field: f, Op: op, Value: pad(Data(data))}
+// matchOf returns the match of an expression with data, in the form in which this package's callers write it, if there is
+// one.
+func matchOf(family Family, e Expr, op Op, data []byte) Match {
+	m := Match{Field: e, Op: op, Value: Constant(data)}
+	switch e := e.(type) {
+	case Bits:
+		if f, is := e.Of.(Field); is && isZero(e.Xor) && len(data) == f.dataType().length && len(e.Mask) == len(data) {
+			if masked := maskedMatch(f, op, []byte(e.Mask), data); masked != nil {
+				return masked.(Match)
+			}
+		}
+	case Payload:
+		for _, f := range []Field{IPSaddr, IPDaddr, IP6Saddr, IP6Daddr} {
+			whole, _ := f.Payload()
+			if whole.Base == e.Base && whole.Offset == e.Offset && len(data) == int(e.Length) && whole.Length > e.Length && f.InFamily(family) {
+				return Match{Field: f, Op: op, Value: prefixOf(f, data, 8*len(data))}
+			}
+		}
+	case Field:
+		switch length := e.dataType().length; {
+		case e.isAddr() && len(data) == length:
+			m.Value = prefixOf(e, data, 8*length)
+		case e.isIfname() && (len(data) == length || bytes.HasSuffix(data, []byte{0})):
+			m.Value = strings.TrimRight(string(data), "\x00")
+		case e.isIfname() && len(data) < length:
+			m.Value = string(data) + "*"
+		case len(data) == length && !(e.isFlags() && op == Equal):
+			m.Value = pad(Data(data))
+		}
 	}
-	return nil
+	return m
 }
 
 func prefixOf(f Field, data []byte, bits int) netip.Prefix {

@@ -4,14 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"strconv"
 	"strings"
-	"sync/atomic"
 
 	"github.com/nftproxy/nftproxy/internal/netlinkattr"
-	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 )
 
@@ -69,18 +66,17 @@ func (e Event) Who() string {
 	return fmt.Sprintf("%s (pid %d)", e.Process, e.PID)
 }
 
-// Monitor hears of each commit to the nf_tables of one network namespace, whoever makes it, between Join and Leave.
+// Monitor receives the kernel's description of each commit to the nf_tables of one network namespace, whoever makes it.
 //
-// While anybody in the namespace has joined, the kernel describes all elements of each commit, so a large one takes
-// up to two thirds longer (docs/measurements.md), even if a Monitor of no table filters the descriptions out. So
-// leave before your own commits, and join again after them. To find out whether others committed in between, compare
-// the Generation after Join with the one before, plus one for each of your own commits.
+// While a Monitor is open, in whichever network namespace, the kernel describes every element of every commit in all of
+// them, in 8 KB of its memory each until the commit ends: whether a group has members is a question to the
+// machine, not to the namespace. So commits of everybody on the machine take longer (docs/measurements.md). A program
+// that only has to know that somebody else has committed polls Conn.Generation.
 //
-// Join, Leave and Close may be called while another goroutine is in Next. Only one goroutine may be in Next.
+// Only one goroutine may be in Next.
 type Monitor struct {
 	socket *socket
-	closed atomic.Bool
-	// table is the name of the tables whose parts are told; empty for none.
+	// table is the name of the tables whose parts are told.
 	table string
 	// sets are those of the tables, without elements. They are needed to print elements and rules.
 	sets map[identity]*Set
@@ -91,25 +87,16 @@ type Monitor struct {
 // monitorBuffer is the size of the buffer for unread descriptions, in bytes. An element takes some 150.
 const monitorBuffer = 32 << 20
 
-// Monitor opens a Monitor in the connection's network namespace, and joins. It tells the ends of all commits, and
-// before them all parts in the tables of the name, of both families; an empty name stands for no table. Parts of
-// other tables have the Kind "unknown". Parts are lost of a commit that is larger than the socket's buffer. The
-// Monitor outlasts the connection. The process needs CAP_NET_ADMIN.
+// Monitor opens a Monitor in the connection's network namespace. It tells the ends of all commits, and before them all
+// parts in the tables of the name, of both families. Parts of other tables have the Kind "unknown". Parts are lost of a
+// commit that is larger than the socket's buffer. The Monitor outlasts the connection. The process needs CAP_NET_ADMIN.
 func (c *Conn) Monitor(ctx context.Context, table string) (*Monitor, error) {
 	s, err := c.namespace.openSocket()
 	if err != nil {
 		return nil, err
 	}
 	m := &Monitor{socket: s, table: table, sets: map[identity]*Set{}}
-	if table == "" {
-		err = s.onlyGenerations()
-	} else {
-		err = s.growReadBuffer(monitorBuffer)
-	}
-	if err == nil {
-		err = m.Join()
-	}
-	if err == nil && table != "" {
+	if err = s.join(unix.NFNLGRP_NFTABLES, monitorBuffer); err == nil {
 		err = m.readSets(ctx, c)
 	}
 	if err != nil {
@@ -138,65 +125,32 @@ func (m *Monitor) readSets(ctx context.Context, c *Conn) error {
 	return nil
 }
 
-func (s *socket) growReadBuffer(size int) error {
+// join makes the socket a member of a multicast group, with a buffer of so many bytes for what it has not read yet.
+func (s *socket) join(group, buffer int) error {
 	// SO_RCVBUFFORCE goes beyond net.core.rmem_max, which CAP_NET_ADMIN allows.
-	err := s.conn.SetsockoptInt(unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, size)
+	err := s.conn.SetsockoptInt(unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, buffer)
 	if errors.Is(err, unix.EPERM) {
-		err = s.conn.SetsockoptInt(unix.SOL_SOCKET, unix.SO_RCVBUF, size)
+		err = s.conn.SetsockoptInt(unix.SOL_SOCKET, unix.SO_RCVBUF, buffer)
 	}
-	return err
-}
-
-// onlyGenerations lets messages pass that tell of a new generation. The kernel sends each in a datagram of its own,
-// after the descriptions of the commit.
-func (s *socket) onlyGenerations() error {
-	filter, err := bpf.Assemble([]bpf.Instruction{
-		// nlmsg_type is at offset 4, in the byte order of the host; BPF loads in network byte order.
-		bpf.LoadAbsolute{Off: 4, Size: 2},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(networkOrder(newGeneration)), SkipFalse: 1},
-		bpf.RetConstant{Val: datagramSize},
-		bpf.RetConstant{Val: 0},
-	})
 	if err == nil {
-		err = s.conn.SetBPF(filter)
+		err = s.conn.SetsockoptInt(unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, group)
 	}
-	return err
+	return withPrivilege(err)
 }
 
 // newGeneration is the type of the message that tells of a new generation.
 const newGeneration = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN
 
-// Join begins to hear of commits, as after Conn.Monitor; joining twice is no error. The elements of sets that others
-// added since Leave print as unknown.
-func (m *Monitor) Join() error { return m.membership(unix.NETLINK_ADD_MEMBERSHIP, "join") }
-
-// Leave ends hearing of commits. Events that are there already stay.
-func (m *Monitor) Leave() error { return m.membership(unix.NETLINK_DROP_MEMBERSHIP, "leave") }
-
-func (m *Monitor) membership(option int, what string) error {
-	if err := m.socket.conn.SetsockoptInt(unix.SOL_NETLINK, option, unix.NFNLGRP_NFTABLES); err != nil {
-		return fmt.Errorf("nft: %s the group of events: %w", what, withPrivilege(err))
-	}
-	return nil
-}
-
-// Close closes the monitor. A Next that waits ends with net.ErrClosed.
-func (m *Monitor) Close() error {
-	if m.closed.Swap(true) {
-		return nil
-	}
-	return m.socket.conn.Close()
-}
+// Close closes the monitor.
+func (m *Monitor) Close() error { return m.socket.conn.Close() }
 
 // Next waits for the next event. Families other than ip and ip6 have none but the end of the commit. It ends with
-// ctx's error when ctx is done, and with net.ErrClosed after Close. After any other error, open another Monitor.
+// ctx's error when ctx is done. After any other error, open another Monitor.
 func (m *Monitor) Next(ctx context.Context) (Event, error) {
 	defer m.socket.interruptible(ctx)()
 	for len(m.pending) == 0 {
 		err := m.socket.receiveUntil(ctx, noDeadline, m.take)
 		switch {
-		case err != nil && m.closed.Load():
-			return Event{}, fmt.Errorf("nft: wait for a commit: %w", net.ErrClosed)
 		case errors.Is(err, unix.ENOBUFS):
 			return Event{Kind: EventGeneration, Lost: true}, nil
 		case err != nil:
@@ -305,7 +259,7 @@ func (m *Monitor) decode(e *Event, typ uint16, data []byte) {
 		if r, err := decodeRule(data); err == nil {
 			sets := func(name string) *Set { return m.sets[identity{e.Family, name}] }
 			e.Kind, e.In = "rule", r.chain
-			e.What = Rule{Statements: delinearize(e.Family, sets, r.exprs), Comment: r.comment}.String()
+			e.What = r.rule(e.Family, sets).String()
 		}
 	case unix.NFT_MSG_NEWOBJ, unix.NFT_MSG_DELOBJ, netlinkattr.MsgNewFlowtable, netlinkattr.MsgDelFlowtable:
 		if o, err := decodeObject(data, typ == netlinkattr.MsgNewFlowtable || typ == netlinkattr.MsgDelFlowtable); err == nil {

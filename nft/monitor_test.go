@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"runtime"
 	"strings"
@@ -16,36 +15,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listen opens a monitor of no table.
-func listen(t testing.TB, c *Conn) *Monitor {
-	t.Helper()
-	m, err := c.Monitor(t.Context(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { m.Close() })
-	return m
-}
-
-// next waits for a notice.
-func next(t testing.TB, l *Monitor) Event {
+// nextCommit waits for the end of a commit.
+func nextCommit(t testing.TB, m *Monitor) Event {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	n, err := l.Next(ctx)
-	if err != nil {
-		t.Fatal(err)
+	for {
+		e, err := m.Next(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.Kind == EventGeneration {
+			return e
+		}
 	}
-	return n
 }
 
-// checkSilence checks that no notice is there.
-func checkSilence(t testing.TB, l *Monitor) {
+// checkSilence checks that no event is there.
+func checkSilence(t testing.TB, m *Monitor) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
-	if n, err := l.Next(ctx); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("Next = %v, %v, want nothing", n, err)
+	if e, err := m.Next(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Next = %v, %v, want nothing", e, err)
 	}
 }
 
@@ -59,29 +51,29 @@ func generation(t testing.TB, c *Conn) uint32 {
 }
 
 func TestMonitor(t *testing.T) {
-	t.Run("notices each commit until it leaves", testMonitorNoticesCommits)
+	t.Run("tells of each commit", testMonitorTellsOfCommits)
 	t.Run("says when events did not fit", testMonitorWhoseEventsDoNotFitSaysSo)
 	t.Run("ends", testMonitorEnds)
 }
 
-func testMonitorNoticesCommits(t *testing.T) {
+func testMonitorTellsOfCommits(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
-	l := listen(t, c)
-	checkSilence(t, l)
+	m := monitor(t, c, "kube-proxy")
+	checkSilence(t, m)
 
-	// What the nft program commits. It describes elements too, which the filter drops.
+	// What the nft program commits.
 	for _, command := range []string{
 		"add table ip t; add set ip t s { type ipv4_addr; }; add element ip t s { 10.0.0.1, 10.0.0.2 }",
 		"add table ip6 t",
 		"flush ruleset",
 	} {
 		runNft(t, command+"\n", "-f", "-")
-		n := next(t, l)
-		if want := generation(t, c); n.Generation != want || n.Process != "nft" || n.TID == 0 || n.PID != 0 || n.Lost {
-			t.Errorf("%s: noticed %+v, want generation %d by the thread of an nft that has ended", command, n, want)
+		e := nextCommit(t, m)
+		if want := generation(t, c); e.Generation != want || e.Process != "nft" || e.TID == 0 || e.PID != 0 || e.Lost {
+			t.Errorf("%s: told %+v, want generation %d by the thread of an nft that has ended", command, e, want)
 		}
-		checkSilence(t, l)
+		checkSilence(t, m)
 	}
 
 	// Our own commits, by a thread with a name and a number of its own.
@@ -90,38 +82,19 @@ func testMonitorNoticesCommits(t *testing.T) {
 		t.Fatal(err)
 	}
 	tid := commitInNamedThread(t, c, Diff(nil, everything(FamilyIP)))
-	n, own := next(t, l), strings.TrimSpace(string(comm))
-	if n.PID != uint32(os.Getpid()) || n.Process != own || n.TID != tid || n.Generation != generation(t, c) {
-		t.Errorf("noticed %+v, want process %d, %s", n, os.Getpid(), own)
+	e, own := nextCommit(t, m), strings.TrimSpace(string(comm))
+	if e.PID != uint32(os.Getpid()) || e.Process != own || e.TID != tid || e.Generation != generation(t, c) {
+		t.Errorf("told %+v, want process %d, %s", e, os.Getpid(), own)
 	}
-	if got, want := n.String(), fmt.Sprintf("generation %d by %s (pid %d)", n.Generation, own, os.Getpid()); got != want {
+	if got, want := e.String(), fmt.Sprintf("generation %d by %s (pid %d)", e.Generation, own, os.Getpid()); got != want {
 		t.Errorf("%q, want %q", got, want)
-	}
-
-	// Unheard while it has left.
-	for range 2 {
-		if err := l.Leave(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	commitAll(t, c, Replace(everything(FamilyIP)))
-	checkSilence(t, l)
-	for range 2 {
-		if err := l.Join(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	checkSilence(t, l)
-	commitAll(t, c, Remove(FamilyIP, "kube-proxy"))
-	if n := next(t, l); n.Generation != generation(t, c) {
-		t.Errorf("noticed %+v", n)
 	}
 
 	// A refused commit makes no generation.
 	if _, err := c.Commit(t.Context(), Transaction{Steps: []Step{{Op: DeleteTable, Table: &Table{Family: FamilyIP, Name: "gone"}}}}); err == nil {
 		t.Error("deleting what is not there was no error")
 	}
-	checkSilence(t, l)
+	checkSilence(t, m)
 }
 
 // commitInNamedThread commits in another thread than the process's first one. It gives the thread a name and returns
@@ -156,8 +129,8 @@ func commitInNamedThread(t *testing.T, c *Conn, tx Transaction) (tid uint32) {
 func testMonitorWhoseEventsDoNotFitSaysSo(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
-	l := listen(t, c)
-	if err := l.socket.conn.SetsockoptInt(unix.SOL_SOCKET, unix.SO_RCVBUF, 1); err != nil {
+	m := monitor(t, c, "t")
+	if err := m.socket.conn.SetsockoptInt(unix.SOL_SOCKET, unix.SO_RCVBUF, 1); err != nil {
 		t.Fatal(err)
 	}
 	table := &Table{Family: FamilyIP, Name: "t"}
@@ -165,31 +138,29 @@ func testMonitorWhoseEventsDoNotFitSaysSo(t *testing.T) {
 	for range commits {
 		commitAll(t, c, Replace(table))
 	}
-	lost, heard := 0, 0
-	for ; lost == 0; heard++ {
-		if next(t, l).Lost {
-			lost++
-		}
+	told := 0
+	for !nextCommit(t, m).Lost {
+		told++
 	}
-	if heard >= commits {
-		t.Errorf("%d notices of %d commits", heard, commits)
+	if told >= commits {
+		t.Errorf("told %d commits of %d", told, commits)
 	}
 	// It goes on after that.
 	for {
 		ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
-		_, err := l.Next(ctx)
+		_, err := m.Next(ctx)
 		cancel()
 		if err != nil {
 			break
 		}
 	}
 	commitAll(t, c, Replace(table))
-	n := next(t, l)
-	for last := generation(t, c); n.Generation != last && !n.Lost; { // on a busy machine there may be earlier ones
-		n = next(t, l)
+	e := nextCommit(t, m)
+	for last := generation(t, c); e.Generation != last && !e.Lost; { // on a busy machine there may be earlier ones
+		e = nextCommit(t, m)
 	}
-	if n.Lost {
-		t.Errorf("noticed %+v", n)
+	if e.Lost {
+		t.Errorf("told %+v", e)
 	}
 }
 
@@ -197,104 +168,68 @@ func testMonitorEnds(t *testing.T) {
 	netns.EnterForTest(t)
 	c := dial(t)
 	t.Run("when its context does", func(t *testing.T) {
-		l := listen(t, c)
+		m := monitor(t, c, "t")
 		ctx, cancel := context.WithCancel(context.Background())
 		time.AfterFunc(20*time.Millisecond, cancel)
-		if _, err := l.Next(ctx); !errors.Is(err, context.Canceled) {
+		if _, err := m.Next(ctx); !errors.Is(err, context.Canceled) {
 			t.Errorf("Next = %v", err)
 		}
-		// Notices that came meanwhile are heard with another context.
+		// Events that came meanwhile are told with another context.
 		commitAll(t, c, Replace(&Table{Family: FamilyIP, Name: "t"}))
-		next(t, l)
-	})
-	t.Run("when it is closed", func(t *testing.T) {
-		l := listen(t, c)
-		time.AfterFunc(20*time.Millisecond, func() { l.Close() })
-		if _, err := l.Next(context.Background()); !errors.Is(err, net.ErrClosed) {
-			t.Errorf("Next = %v", err)
-		}
+		nextCommit(t, m)
 	})
 	t.Run("without privileges", func(t *testing.T) {
 		netns.EnterForTest(t)
 		c := dial(t)
 		withoutCapability(t, unix.CAP_NET_ADMIN)
-		if _, err := c.Monitor(t.Context(), ""); !errors.Is(err, unix.EPERM) {
+		if _, err := c.Monitor(t.Context(), "t"); !errors.Is(err, unix.EPERM) {
 			t.Errorf("Monitor = %v, want EPERM", err)
 		}
 	})
 }
 
-// How long after the nft program was started to flush the ruleset the notice is there.
-func BenchmarkMonitorHearsAFlush(b *testing.B) {
-	netns.EnterForTest(b)
-	c := dial(b)
-	l := listen(b, c)
-	table := manyServices(10_000)
-	var sum, worst time.Duration
-	for b.Loop() {
-		b.StopTimer()
-		commitAll(b, c, Replace(table))
-		next(b, l)
-		heard := make(chan time.Time)
-		go func() {
-			if _, err := l.Next(context.Background()); err == nil {
-				heard <- time.Now()
-			}
-		}()
-		b.StartTimer()
-		begin := time.Now()
-		runNft(b, "", "flush", "ruleset")
-		took := (<-heard).Sub(begin)
-		sum, worst = sum+took, max(worst, took)
-	}
-	b.ReportMetric(float64(sum.Microseconds())/float64(b.N)/1000, "ms-to-notice")
-	b.ReportMetric(float64(worst.Microseconds())/1000, "ms-at-most")
-}
-
-// What a listener costs those who commit: 60,000 elements.
+// What a monitor costs those who commit 60,000 elements, also in another namespace.
 func BenchmarkCommitBesideAMonitor(b *testing.B) {
 	for _, bc := range []struct {
-		name  string
-		setUp func(b *testing.B, c *Conn) *Monitor
-		leave bool
+		name string
+		open func(b *testing.B, c *Conn)
 	}{
-		{"nobody listens", func(*testing.B, *Conn) *Monitor { return nil }, false},
-		{"a filtered listener is joined", func(b *testing.B, c *Conn) *Monitor { return listen(b, c) }, false},
-		{"a filtered listener leaves meanwhile", func(b *testing.B, c *Conn) *Monitor { return listen(b, c) }, true},
-		{"an unfiltered listener is joined", func(b *testing.B, c *Conn) *Monitor {
-			l := listen(b, c)
-			if err := l.socket.conn.(*kernelConn).RemoveBPF(); err != nil {
+		{"none", func(*testing.B, *Conn) {}},
+		{"one in the namespace", func(b *testing.B, c *Conn) { monitor(b, c, "kube-proxy") }},
+		{"one in another namespace", func(b *testing.B, _ *Conn) {
+			another, err := Dial(Config{NetNS: netns.ForTest(b).FD()})
+			if err != nil {
 				b.Fatal(err)
 			}
-			return l
-		}, false},
+			b.Cleanup(func() { another.Close() })
+			monitor(b, another, "kube-proxy")
+		}},
 	} {
 		b.Run(bc.name, func(b *testing.B) {
 			netns.EnterForTest(b)
 			c := dial(b)
 			table := manyServices(20_000)
-			l := bc.setUp(b, c)
+			bc.open(b, c)
 			fastest := time.Hour
 			for b.Loop() {
-				if bc.leave {
-					if err := l.Leave(); err != nil {
-						b.Fatal(err)
-					}
-				}
 				begin := time.Now()
 				commitAll(b, c, Diff(nil, table))
 				fastest = min(fastest, time.Since(begin))
-				if bc.leave {
-					if err := l.Join(); err != nil {
-						b.Fatal(err)
-					}
-				}
 				b.StopTimer()
 				commitAll(b, c, Remove(table.Family, table.Name))
 				b.StartTimer()
 			}
 			b.ReportMetric(float64(fastest.Microseconds())/1000, "ms-at-least")
 		})
+	}
+}
+
+// What it costs to find out that nobody has committed.
+func BenchmarkGeneration(b *testing.B) {
+	netns.EnterForTest(b)
+	c := dial(b)
+	for b.Loop() {
+		generation(b, c)
 	}
 }
 

@@ -12,10 +12,9 @@ import (
 )
 
 // ReadOthers reads the tables of all programs, in the order in which they were made. The known tables are
-// not read, but stand at their places. Of family arp a table has its base chains only. In all others
-// each rule has its Expressions as its one statement; elements of sets stay in the kernel: see Lookup. A
-// table with more than 100,000 rules has no chains, and LeftOut says so. Commits of others do not end the
-// call, so a rule can name a chain that has gone.
+// not read, but stand at their places. Of family arp a table has its base chains only. Elements of sets stay
+// in the kernel: see Lookup. A table with more than 100,000 rules has no chains, and LeftOut says so. Commits
+// of others do not end the call, so a rule can name a chain that has gone.
 func (c *Conn) ReadOthers(ctx context.Context, known ...*Table) ([]*Table, error) {
 	tables, _, err := c.others(ctx, reader{}, known)
 	return tables, err
@@ -23,7 +22,7 @@ func (c *Conn) ReadOthers(ctx context.Context, known ...*Table) ([]*Table, error
 
 // RecordOthers is ReadOthers, and returns the kernel's messages about each table, nil for the known ones and for those
 // with LeftOut: also those of which the messages would bring the sum over 32 MB. The messages have the elements of
-// each set that has at most 10,000: see Find.
+// each set that has at most 10,000.
 func (c *Conn) RecordOthers(ctx context.Context, known ...*Table) ([]*Table, []Recording, error) {
 	return c.others(ctx, reader{record: true}, known)
 }
@@ -55,12 +54,14 @@ func (c *Conn) others(ctx context.Context, how reader, known []*Table) (tables [
 			conn: c, ctx: ctx, family: t.Family, table: t.Name,
 			throughCommits: true, record: how.record, recording: recordings[i],
 		}
-		switch err := r.other(newOtherDecoder(t), room); {
+		d := newOtherDecoder(t)
+		switch err := r.other(d, room); {
 		case errors.As(err, new(leftOutError)):
 			t.Chains, t.Sets, t.Kernel.LeftOut, r.recording = nil, nil, err.Error(), nil
 		case err != nil:
 			return nil, nil, fmt.Errorf("nft: read table %s %s: %w", t.Family, t.Name, err)
 		}
+		d.finish()
 		recordings[i] = r.recording
 		room -= len(r.recording)
 	}
@@ -68,7 +69,7 @@ func (c *Conn) others(ctx context.Context, how reader, known []*Table) (tables [
 }
 
 // other reads the contents of another program's table, and no more bytes than there is room for.
-func (r *reader) other(d *otherDecoder, room int) error {
+func (r *reader) other(d *decoder, room int) error {
 	take := func(m reply) error {
 		if len(r.recording) > room {
 			return leftOutError(fmt.Sprintf("a dump has no room for it: with it the tables of other programs have more than %d MB", maxRecordedBytes>>20))
@@ -90,10 +91,10 @@ func (r *reader) other(d *otherDecoder, room int) error {
 			}
 		case s.kernel.anonymous && listed < maxListedSets: // it stands in a rule, which prints the first elements
 			listed++
-			if _, err := r.firstElements(s, maxListedElement, take); err != nil {
+			all, err := r.firstElements(s, maxListedElement, take)
+			if s.kernel.partial = !all; err != nil {
 				return err
 			}
-			s.kernel.recorded = false
 		}
 	}
 	return r.list(unix.NFT_MSG_GETRULE, take)
@@ -105,7 +106,7 @@ func (r *reader) firstElements(s *Set, most int, take func(reply) error) (all bo
 		if err := take(m); err != nil {
 			return err
 		}
-		if len(s.kernel.listed) > most {
+		if s.Len() > most {
 			return errStopped
 		}
 		return nil
@@ -123,8 +124,8 @@ func (r *reader) firstElements(s *Set, most int, take func(reply) error) (all bo
 func (r *reader) recordElements(s *Set, take func(reply) error) error {
 	before := r.recording
 	all, err := r.firstElements(s, MaxRecordedElements, take)
-	if s.kernel.recorded = all; !all || err != nil {
-		r.recording, s.kernel.listed = before, nil
+	if s.kernel.partial = !all; !all || err != nil {
+		r.recording, s.elements, s.kernel.edges = before, nil, nil
 		return err
 	}
 	// A message without elements says that the set was listed.

@@ -69,7 +69,7 @@ iifname "eth*" oifname "cni0" jump g
 tcp dport vmap @ports
 ip saddr @bad reject
 meta mark & 0x000000ff == 0x00000010 meta mark set 0x00000020
-limit rate 5 goto g
+limit rate 5/second burst 5 packets goto g
 fib daddr type local accept
 `
 	var got strings.Builder
@@ -112,7 +112,7 @@ func testOthersLookup(t *testing.T) {
 // No expressions make the decoder or the printer panic.
 func FuzzExpressions(f *testing.F) {
 	var a netlinkattr.List
-	for _, x := range []Statement{Match{Field: IPSaddr, Value: netip.MustParsePrefix("10.0.0.0/8")}, Vmap{Concat{IPDaddr, ThDport}, "m"}, SetMark{Or: 1}, Reject{FamilyIP}} {
+	for _, x := range []Statement{Match{Field: IPSaddr, Value: netip.MustParsePrefix("10.0.0.0/8")}, Vmap{Concat{IPDaddr, ThDport}, "m"}, SetMark{Or: 1}, Reject{Family: FamilyIP}} {
 		list, err := NewRule(x).linearize()
 		if err == nil {
 			err = encodeExpressions(&a, FamilyIP, list)
@@ -123,6 +123,11 @@ func FuzzExpressions(f *testing.F) {
 	}
 	f.Add([]byte(a), uint8(unix.NFPROTO_INET))
 	f.Fuzz(func(t *testing.T, data []byte, family uint8) {
-		_ = Expressions{family: Family(family), encoded: string(data)}.String()
+		var r decodedRule
+		_ = netlinkattr.Each(data, func(_ uint16, b []byte) error {
+			r.exprs = append(r.exprs, decodeExpr(Family(family), b))
+			return nil
+		})
+		_ = r.rule(Family(family), everything(FamilyIP).Set).String()
 	})
 }

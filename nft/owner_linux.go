@@ -57,10 +57,7 @@ func (c *Conn) adoptOwned(ctx context.Context) error {
 func (c *Conn) ProbePersist(ctx context.Context) error {
 	t := &Table{Family: FamilyIP, Name: probeTable(), Owner: true, Persist: true}
 	tx := Transaction{Steps: []Step{{Op: AddTable, Table: t}, {Op: DeleteTable, Table: t}}}
-	return probePersist(func() error {
-		_, err := c.Commit(ctx, tx)
-		return err
-	})
+	return probePersist(func() error { return c.commitProbe(ctx, tx) })
 }
 
 func probePersist(commit func() error) error {

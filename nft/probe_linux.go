@@ -20,15 +20,36 @@ func probeTable() string { return fmt.Sprintf("nftproxy-probe-%016x", rand.Uint6
 // named), and returns a MissingError that lists the missing features. It leaves out JHash (CONFIG_NFT_HASH), CatchAll
 // (kernel 5.13), comments of tables and chains (kernel 5.10), owners (see ProbePersist), and Set.Counter (see
 // ProbeCounters). No rule of it takes effect: each probe is one transaction that ends by deleting the table that it
-// added. If privileges are missing, the error is that of Commit.
+// added. If privileges are missing, or the kernel stays short of memory or busy, the error is that of Commit.
 func (c *Conn) Probe(ctx context.Context, families ...Family) error {
 	if len(families) == 0 {
 		families = Families[:]
 	}
-	return probe(families, func(tx Transaction) error {
+	return probe(families, func(tx Transaction) error { return c.commitProbe(ctx, tx) })
+}
+
+// commitProbe commits the transaction of a probe. It tries again for a moment if the kernel's answer may be another one
+// then.
+func (c *Conn) commitProbe(ctx context.Context, tx Transaction) error {
+	const firstWait, lastWait = 10 * time.Millisecond, 320 * time.Millisecond
+	for wait := firstWait; ; wait *= 2 {
 		_, err := c.Commit(ctx, tx)
-		return err
-	})
+		if !isPassing(err) || wait > lastWait {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(wait):
+		}
+	}
+}
+
+// isPassing reports whether an error comes from a lack of memory, or from what others do at the time. It says nothing
+// about the kernel's features.
+func isPassing(err error) bool {
+	return slices.ContainsFunc([]error{unix.ENOMEM, unix.ENOBUFS, unix.EBUSY, unix.EAGAIN, unix.EINTR, unix.ERESTART},
+		func(errno error) bool { return errors.Is(err, errno) })
 }
 
 func probe(families []Family, commit func(Transaction) error) error {
@@ -59,11 +80,11 @@ func probe(families []Family, commit func(Transaction) error) error {
 	return nil
 }
 
-// refusesProbe reports whether the kernel has refused the transaction of a probe, and not for want of a privilege. Then
-// it lacks something.
+// refusesProbe reports whether the kernel has refused the transaction of a probe, and neither for want of a privilege nor
+// for a reason that passes. Then it lacks something.
 func refusesProbe(err error) bool {
 	_, refused := errors.AsType[*CommitError](err)
-	return refused && !errors.Is(err, unix.EPERM)
+	return refused && !errors.Is(err, unix.EPERM) && !isPassing(err)
 }
 
 // saysMissing reports whether an error that is not the kernel's answer to a transaction means that something is
@@ -140,7 +161,7 @@ func (c *Conn) ProbeDup(ctx context.Context, families ...Family) error {
 		table := &Table{Family: f, Name: probeTable(), Sets: []*Set{set}, Chains: []*Chain{chain}}
 		tx := Diff(nil, table)
 		tx.Steps = append(tx.Steps, Step{Op: DeleteTable, Table: table})
-		_, err := c.Commit(ctx, tx)
+		err := c.commitProbe(ctx, tx)
 		switch {
 		case refusesProbe(err):
 			option := "CONFIG_NFT_DUP_" + byFamily(f, "IPV4", "IPV6") + " and CONFIG_NFT_HASH"
@@ -161,7 +182,7 @@ func (c *Conn) ProbeDup(ctx context.Context, families ...Family) error {
 func (c *Conn) ProbeCounters(ctx context.Context) error {
 	set := &Set{Name: "probe", Key: Concat{IPDaddr}, Counter: true}
 	table := &Table{Family: FamilyIP, Name: probeTable(), Sets: []*Set{set}}
-	_, err := c.Commit(ctx, Diff(nil, table))
+	err := c.commitProbe(ctx, Diff(nil, table))
 	switch {
 	case refusesProbe(err):
 		return missingCounters(errnoOf(err))
@@ -169,7 +190,7 @@ func (c *Conn) ProbeCounters(ctx context.Context) error {
 		return err
 	}
 	got, err := c.ReadTable(ctx, table.Family, table.Name)
-	if _, refused := c.Commit(ctx, Remove(table.Family, table.Name)); err == nil {
+	if refused := c.commitProbe(ctx, Remove(table.Family, table.Name)); err == nil {
 		err = refused
 	}
 	if err != nil {

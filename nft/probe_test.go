@@ -2,10 +2,12 @@ package nft
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/nftproxy/nftproxy/internal/testkit/netns"
+	"github.com/nftproxy/nftproxy/internal/testkit/process"
 	"golang.org/x/sys/unix"
 )
 
@@ -15,6 +17,7 @@ func TestProbe(t *testing.T) {
 	t.Run("of one family needs no other", testAProbeOfOneFamilyNeedsNoOther)
 	t.Run("does not take a lack of privileges for a missing feature", testALackOfPrivilegesIsNotTakenForAMissingFeature)
 	t.Run("works beside a leftover table", testProbeWithALeftoverTable)
+	t.Run("does not take a kernel that is short of memory or busy for one without a feature", testProbeOfABusyKernel)
 }
 
 func testThisKernelHasEverythingAndAProbeLeavesNothing(t *testing.T) {
@@ -59,6 +62,36 @@ func testAMissingFeatureIsNamedWithItsKernelOption(t *testing.T) {
 func testAProbeOfOneFamilyNeedsNoOther(t *testing.T) {
 	if err := probe([]Family{FamilyIP}, refuse("table ip6", unix.EOPNOTSUPP)); err != nil {
 		t.Errorf("a kernel without ip6, asked for ip: %v", err)
+	}
+}
+
+func testProbeOfABusyKernel(t *testing.T) {
+	for _, errno := range []unix.Errno{unix.ENOMEM, unix.EBUSY} {
+		for name, probe := range map[string]func(*Conn) error{
+			"Probe":         func(c *Conn) error { return c.Probe(t.Context()) },
+			"ProbeCounters": func(c *Conn) error { return c.ProbeCounters(t.Context()) },
+			"ProbeDup":      func(c *Conn) error { return c.ProbeDup(t.Context(), FamilyIP) },
+			"ProbePersist":  func(c *Conn) error { return c.ProbePersist(t.Context()) },
+		} {
+			t.Run(fmt.Sprintf("%s: %v", name, errno), func(t *testing.T) {
+				netns.NeedLinux(t, 6, 9) // table flag persist
+				c, err := Dial(Config{NetNS: netns.ForTest(t).FD()})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer c.Close()
+				refused := process.RefusedStep(errno)
+				var answer error
+				run := func() { answer = probe(c) }
+				if struck, err := refused.Run(1, run); err != nil || !struck || answer != nil {
+					t.Errorf("refused once (%v, %v): %v, want a second try that succeeds", struck, err, answer)
+				}
+				var missing MissingError
+				if struck, err := refused.Lasting().Run(1, run); err != nil || !struck || !errors.Is(answer, errno) || errors.As(answer, &missing) {
+					t.Errorf("refused each time (%v, %v): %v, want the kernel's answer", struck, err, answer)
+				}
+			})
+		}
 	}
 }
 

@@ -26,6 +26,8 @@ type rawElement struct {
 	counter counter
 	// unknown names a property of the element that this package cannot express; empty for none.
 	unknown string
+	// stateful says that the element has an expression other than a counter.
+	stateful bool
 }
 
 var errNoKey = errors.New("element without a key")
@@ -56,6 +58,9 @@ func decodeElement(b []byte) (Element, error) {
 	return raw.element(), err
 }
 
+// isEnd reports whether the key is the first one after a range.
+func (r *rawElement) isEnd() bool { return r.flags&unix.NFT_SET_ELEM_INTERVAL_END != 0 }
+
 func (r *rawElement) catchAll() bool { return r.flags&netlinkattr.SetElemFlagCatchAll != 0 }
 
 func (r *rawElement) take(typ uint16, b []byte) (err error) {
@@ -79,10 +84,10 @@ func (r *rawElement) take(typ uint16, b []byte) (err error) {
 		r.userdata = b
 	case unix.NFTA_SET_ELEM_EXPR:
 		if err = netlinkattr.Each(b, r.counter.take); !r.counter.is {
-			r.unknown = unknownExpression
+			r.unknown, r.stateful = unknownExpression, true
 		}
 	case netlinkattr.SetElemExpressions:
-		r.unknown = unknownExpression
+		r.unknown, r.stateful = unknownExpression, true
 	case unix.NFTA_SET_ELEM_OBJREF:
 		r.unknown = "object"
 	}
@@ -137,6 +142,7 @@ func (r *rawElement) element() Element {
 	if r.catchAll() {
 		e.Key, e.KeyEnd = CatchAll, ""
 	}
+	e.Stateful = r.stateful
 	if r.hasVerdict {
 		e.Verdict = Verdict{Kind: verdictKind(expr.VerdictKind(int32(r.verdict))), Chain: netlinkattr.Text(r.chain)}
 	}

@@ -59,20 +59,49 @@ func (c *Conn) ReadHeader(ctx context.Context, family Family, name string) (*Tab
 	return t, nil
 }
 
-// ReadChains reads the chains of a table without their rules; none if there is no such table. When others commit
-// meanwhile, it ends with ErrGenerationMoved.
-func (c *Conn) ReadChains(ctx context.Context, family Family, table string) ([]*Chain, error) {
+// EachChain calls each with the chains of all tables of a family as they arrive, without their rules, and with the names
+// of their tables. Commits of others do not end it, but then chains can be left out, and others come twice. each must
+// not use the connection.
+func (c *Conn) EachChain(ctx context.Context, family Family, each func(table string, c *Chain)) error {
+	err := c.ask(ctx, query{typ: unix.NFT_MSG_GETCHAIN, flags: netlink.Dump, family: family}, func(m reply) error {
+		if len(m.Data) < nfgenmsgLen {
+			return netlinkattr.ErrShort
+		}
+		chain, err := decodeChain(m.Data)
+		if err == nil {
+			each(netlinkattr.Text(netlinkattr.Find(m.Data[nfgenmsgLen:], attrTable)), chain)
+		}
+		return err
+	})
+	if err != nil && !errors.Is(err, errInterrupted) {
+		return fmt.Errorf("nft: list the chains of family %s: %w", family, err)
+	}
+	return nil
+}
+
+// ReadChain reads one chain with its rules: the result is a table with this chain alone, and with Handles. A chain that
+// does not exist is nil without an error. If others commit meanwhile, the error is ErrGenerationMoved.
+func (c *Conn) ReadChain(ctx context.Context, family Family, table, chain string) (*Table, error) {
 	r := reader{conn: c, ctx: ctx, family: family, table: table}
-	d := decoder{table: &Table{}}
-	err := r.list(unix.NFT_MSG_GETCHAIN, d.take)
+	d := decoder{table: &Table{Family: family, Name: table, Kernel: &KernelTable{}}}
+	var a netlinkattr.List
+	a.Text(unix.NFTA_CHAIN_NAME, chain)
+	err := r.ask(query{typ: unix.NFT_MSG_GETCHAIN, attrs: a}, d.take)
+	if errors.Is(err, unix.ENOENT) {
+		return nil, nil
+	}
+	if err == nil {
+		a = nil
+		a.Text(unix.NFTA_RULE_CHAIN, chain)
+		err = r.ask(query{typ: unix.NFT_MSG_GETRULE, flags: netlink.Dump, attrs: a}, d.take)
+	}
 	if err == nil && r.moved {
 		err = ErrGenerationMoved
 	}
 	if err != nil {
-		return nil, fmt.Errorf("nft: read the chains of table %s %s: %w", family, table, err)
+		return nil, fmt.Errorf("nft: read chain %s %s %s: %w", family, table, chain, err)
 	}
-	SortChains(d.table.Chains)
-	return d.table.Chains, nil
+	return d.finish(), nil
 }
 
 // ReadElements returns the elements that a Dynamic set has now, as Elements lists them. The kernel takes time in
@@ -140,11 +169,14 @@ func (c *Conn) Counts(ctx context.Context, family Family, table, set string, eac
 	return !r.moved, nil
 }
 
-// HasElement reports whether a set has an element; it reads the beginning of a listing. A set that does not exist is
-// an error that wraps unix.ENOENT.
-func (c *Conn) HasElement(ctx context.Context, family Family, table, set string) (has bool, err error) {
+// HasElement reports whether a set has an element for which is returns true; it reads the listing up to there, through
+// commits. A set that does not exist is an error that wraps unix.ENOENT. is must not use the connection.
+func (c *Conn) HasElement(ctx context.Context, family Family, table, set string, is func(Element) bool) (has bool, err error) {
 	r := reader{conn: c, ctx: ctx, family: family, table: table, throughCommits: true}
-	err = r.elements(set, func(*rawElement) error {
+	err = r.elements(set, func(raw *rawElement) error {
+		if !is(raw.element()) {
+			return nil
+		}
 		has = true
 		return errStopped
 	})
@@ -283,7 +315,19 @@ func (r *reader) contents() (*decoder, error) {
 			s.kernel.count = -1
 		}
 	}
-	return d, nil
+	return d, d.complete()
+}
+
+// complete fails if a rule was listed and its chain was not. The kernel lists the chains of all tables of a family in
+// one go and continues after as many as it has listed: it leaves some out when others went meanwhile, and repeats some
+// when others came. They come before the generation is raised, and go after that, so the generation need not tell.
+func (d *decoder) complete() error {
+	for _, rule := range d.rules {
+		if d.chains[rule.chain] == nil {
+			return fmt.Errorf("%w: the kernel listed rules of chain %s, and not the chain", ErrGenerationMoved, rule.chain)
+		}
+	}
+	return nil
 }
 
 // elementsOf reads the elements of a set; of a Dynamic one the catch-all only.

@@ -4,11 +4,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"iter"
 	"math"
 	"syscall"
 
-	"github.com/google/nftables/expr"
 	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"golang.org/x/sys/unix"
 )
@@ -77,6 +75,9 @@ func (r Recording) Table() (*Table, error) {
 		return nil, errors.New("nft: the recording has no table")
 	}
 	t := d.finish()
+	for _, s := range t.Sets {
+		s.kernel.partial = false
+	}
 	for _, c := range t.Chains {
 		for _, r := range c.Rules {
 			for _, statement := range r.Statements {
@@ -92,9 +93,9 @@ func (r Recording) Table() (*Table, error) {
 	return t, nil
 }
 
-// Other returns the recorded table of another program, as ReadOthers would. Find looks into its sets.
+// Other returns the recorded table of another program, as ReadOthers would.
 func (r Recording) Other() (*Table, error) {
-	var d *otherDecoder
+	var d *decoder
 	err := r.each(func(m reply) error {
 		switch {
 		case d != nil:
@@ -114,37 +115,7 @@ func (r Recording) Other() (*Table, error) {
 	if err != nil {
 		return nil, err
 	}
-	return d.table, nil
-}
-
-// OtherRule is a rule for RecordOther.
-type OtherRule struct {
-	// Chain is the name of the rule's chain.
-	Chain   string
-	Exprs   []expr.Any
-	Comment string
-}
-
-// RecordOther returns the recording of a table of which the rules are given apart, as expressions: for rules that are
-// not in nf_tables. Other returns that table. Each rule's handle is its number, from 1.
-func RecordOther(t *Table, rules iter.Seq[OtherRule]) (Recording, error) {
-	r, err := t.Record()
-	handle := uint64(0)
-	for rule := range rules {
-		if err != nil {
-			break
-		}
-		handle++
-		a := start(t.Family, t.Name, 512)
-		a.Text(unix.NFTA_RULE_CHAIN, rule.Chain)
-		a.Uint64(unix.NFTA_RULE_HANDLE, handle)
-		err = encodeExpressions(&a, t.Family, rule.Exprs)
-		if rule.Comment != "" {
-			a.Bytes(unix.NFTA_RULE_USERDATA, appendUdataString(nil, udataComment, rule.Comment))
-		}
-		r.add(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWRULE, a)
-	}
-	return r, err
+	return d.finish(), nil
 }
 
 // Counts calls each for every element with a count, in no order: see Conn.Counts.

@@ -2,6 +2,7 @@ package nft
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 
 	"github.com/google/nftables/expr"
@@ -55,10 +56,7 @@ func decodeRule(data []byte) (r decodedRule, err error) {
 	if len(data) < nfgenmsgLen {
 		return r, netlinkattr.ErrShort
 	}
-	family, err := familyOf(uint32(data[0]))
-	if err != nil {
-		return r, err
-	}
+	family := Family(data[0])
 	var userdata, expressions []byte
 	err = decodeAttributes(data, variables{
 		unix.NFTA_RULE_CHAIN: &r.chain, unix.NFTA_RULE_HANDLE: &r.handle,
@@ -75,14 +73,29 @@ func decodeRule(data []byte) (r decodedRule, err error) {
 	return r, err
 }
 
+// rule returns the rule with its lookups resolved.
+func (r decodedRule) rule(family Family, sets func(string) *Set) Rule {
+	rule := delinearize(family, sets, r.exprs)
+	rule.Comment = cmp.Or(r.comment, rule.Comment)
+	return rule
+}
+
 // decodeExpr decodes one expression of a rule with google/nftables: a pointer to a type of its package expr. One that
 // cannot be decoded is somebody else's, and becomes Unknown: the table must be readable nevertheless.
 func decodeExpr(family Family, b []byte) any {
 	var name string
-	var data []byte
+	var data, info []byte
 	malformed := netlinkattr.Each(b, variables{unix.NFTA_EXPR_NAME: &name, unix.NFTA_EXPR_DATA: &data}.take)
 	newExpr := exprTypes[name]
 	switch {
+	case name == "match" || name == "target":
+		newExpr = nil
+		// The attributes of matches and targets have the same numbers.
+		x := Extension{Target: name == "target"}
+		if err := netlinkattr.Each(data, variables{unix.NFTA_MATCH_NAME: &x.Name, unix.NFTA_MATCH_REV: &x.Revision, unix.NFTA_MATCH_INFO: &info}.take); malformed == nil && err == nil {
+			x.Info = string(info)
+			return x
+		}
 	case name == "byteorder":
 		newExpr = nil
 		if e, err := decodeByteorder(data); malformed == nil && err == nil {
@@ -95,11 +108,18 @@ func decodeExpr(family Family, b []byte) any {
 	}
 	if malformed == nil && newExpr != nil {
 		e := newExpr()
-		if unmarshalExpr(family, data, e) == nil {
+		if unmarshalExpr(family, data, e) == nil && !leavesOut(e, data) {
 			return e
 		}
 	}
 	return Unknown{name}
+}
+
+// leavesOut reports whether google/nftables has decoded a part of the expression only.
+func leavesOut(e expr.Any, data []byte) bool {
+	dynset, is := e.(*expr.Dynset)
+	const expressions = 10 // NFTA_DYNSET_EXPRESSIONS
+	return is && len(dynset.Exprs) == 0 && (netlinkattr.Find(data, unix.NFTA_DYNSET_EXPR) != nil || netlinkattr.Find(data, expressions) != nil)
 }
 
 // bitwiseOp is NFTA_BITWISE_OP. 0 is "register & mask ^ xor".
@@ -159,7 +179,5 @@ var exprTypes = map[string]func() expr.Any{
 	"log":          func() expr.Any { return &expr.Log{} },
 	"objref":       func() expr.Any { return &expr.Objref{} },
 	"redir":        func() expr.Any { return &expr.Redir{} },
-	"match":        func() expr.Any { return &expr.Match{} },
-	"target":       func() expr.Any { return &expr.Target{} },
 	"flow_offload": func() expr.Any { return &expr.FlowOffload{} },
 }

@@ -1,9 +1,13 @@
 package nft
 
 import (
+	"bytes"
+	"cmp"
 	"iter"
 	"slices"
 	"time"
+
+	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 )
 
 // Set is an nft set or map with its elements. It is a map when Data or Verdicts is set.
@@ -50,13 +54,99 @@ type kernelSet struct {
 	timeout time.Duration
 	// unknown names, by key, a property of an element that an Element cannot express.
 	unknown map[Data]string
-	// listed are elements of another program's set: the first ones of an anonymous set, or, if recorded, all.
-	listed   []*rawElement
-	recorded bool
-	// bounds says that a range of keys is two elements: its beginning, and the first key after it. fields are the
-	// lengths of the key's fields, each of which can be a range.
+	// partial says that elements were left in the kernel, or out of a recording of another program's table.
+	partial bool
+	// bounds says that a range of keys is two elements: its beginning, and the first key after it. edges are these, until
+	// the table is read. fields are the lengths of the key's fields, each of which can be a range.
 	bounds bool
+	edges  []edge
 	fields []int
+}
+
+// edge is the beginning of a range, or the first key after it.
+type edge struct {
+	key   Data
+	isEnd bool
+}
+
+// setRanges gives the elements of a set their last keys, each that before the next edge.
+func (s *Set) setRanges() {
+	edges := s.kernel.edges
+	s.kernel.edges = nil
+	slices.SortFunc(edges, func(a, b edge) int { return cmp.Compare(a.key, b.key) })
+	for i, begin := range edges {
+		e, there := s.Element(pad(begin.key))
+		if begin.isEnd || !there {
+			continue
+		}
+		last := Data(bytes.Repeat([]byte{0xff}, len(begin.key)))
+		for _, next := range edges[i:] {
+			if next.key > begin.key {
+				last = before(next.key)
+				break
+			}
+		}
+		if last != begin.key {
+			e.KeyEnd = pad(last)
+			s.putRead(e, s.kernel.unknown[e.Key])
+		}
+	}
+}
+
+// before returns the number before a number in network byte order.
+func before(number Data) Data {
+	b := []byte(number)
+	for i := len(b) - 1; i >= 0; i-- {
+		if b[i]--; b[i] != 0xff {
+			break
+		}
+	}
+	return Data(b)
+}
+
+// Partial reports whether the set, which was read, may have elements in the kernel that it does not have here: see
+// Conn.Lookup.
+func (s *Set) Partial() bool { return s.kernel.partial }
+
+// Count is the kernel's count of elements when the set was read (kernel 6.15); -1 if there was none.
+func (s *Set) Count() int { return s.kernel.count }
+
+// Find returns the element that a packet with the key finds: the one with the key, one whose range has it, or the
+// catch-all.
+func (s *Set) Find(key Data) (Element, bool) {
+	if e, found := s.Element(key); found && !e.expired() {
+		return e, true
+	}
+	if s.Interval || s.kernel.bounds || s.kernel.fields != nil {
+		for from, e := range s.elements {
+			if e.rest != nil && e.rest.keyEnd != "" && s.inRange(from, e.rest.keyEnd, key) && !e.element(from).expired() {
+				return e.element(from), true
+			}
+		}
+	}
+	return s.Element(CatchAll)
+}
+
+// expired reports whether the kernel has yet to remove an element.
+func (e Element) expired() bool { return e.Timeout > 0 && e.Expires == 0 }
+
+// inRange reports whether each field of a key is between those of two other keys.
+func (s *Set) inRange(from, to, key Data) bool {
+	at := 0
+	for i := 0; at < len(key); i++ {
+		length := len(key) - at
+		if i < len(s.kernel.fields) {
+			length = s.kernel.fields[i]
+		} else if i < len(s.Key) && !s.isOpaque() {
+			length = s.Key[i].dataType().length
+		}
+		end := min(at+length, len(key))
+		if end > min(len(from), len(to)) || key[at:end] < from[at:end] || key[at:end] > to[at:end] {
+			return false
+		}
+		at = netlinkattr.Padded(end)
+	}
+	return true
 }
 
 // Timeout is that of elements without one of their own, in a set that was read; 0 for none.
@@ -171,6 +261,9 @@ type Element struct {
 	// Timeout is the lifetime of an element of a Dynamic set after packets last updated it, and Expires the rest of it.
 	// Both are whole milliseconds, and 0 in other sets.
 	Timeout, Expires time.Duration
+	// Stateful says that the element was read and has an expression such as limit, which this package does not write. A
+	// packet that finds it may find nothing, as the expression decides.
+	Stateful bool
 }
 
 // stored is an element as a Set keeps it, without its key. Most elements have a value at most. So the other fields
@@ -185,11 +278,12 @@ type elementRest struct {
 	verdict          Verdict
 	comment          string
 	timeout, expires time.Duration
+	stateful         bool
 }
 
 func store(e Element) stored {
 	s := stored{value: e.Value}
-	if rest := (elementRest{e.KeyEnd, e.Verdict, e.Comment, e.Timeout, e.Expires}); rest != (elementRest{}) {
+	if rest := (elementRest{e.KeyEnd, e.Verdict, e.Comment, e.Timeout, e.Expires, e.Stateful}); rest != (elementRest{}) {
 		kept := rest // the address of rest would move it to the heap for each element
 		s.rest = &kept
 	}
@@ -200,6 +294,7 @@ func (s stored) element(key Data) Element {
 	e := Element{Key: key, Value: s.value}
 	if r := s.rest; r != nil {
 		e.KeyEnd, e.Verdict, e.Comment, e.Timeout, e.Expires = r.keyEnd, r.verdict, r.comment, r.timeout, r.expires
+		e.Stateful = r.stateful
 	}
 	return e
 }

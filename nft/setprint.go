@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 )
 
 func (s *Set) appendText(b *strings.Builder) {
@@ -125,3 +127,55 @@ func prefixLength(from, to Data) (bits int, ok bool) {
 }
 
 func bitAt(d Data, i int) byte { return d[i/8] >> (7 - i%8) & 1 }
+
+// listedText prints the first elements of an anonymous set as they stand in a rule with the key.
+func (s *Set) listedText(key Concat) string {
+	var texts []string
+	for i, e := range s.Elements() {
+		if i == maxListedElement {
+			texts = append(texts, "…")
+			break
+		}
+		text := key.formatRange(e.Key, e.KeyEnd)
+		if s.Verdicts {
+			text += " : " + e.Verdict.String()
+		} else if s.Data != nil {
+			text += " : " + valueText(e.Value, s.Data.keyLen())
+		}
+		texts = append(texts, text)
+	}
+	return "{ " + strings.Join(texts, ", ") + " }"
+}
+
+// valueText prints a value of a map of which the type may not be known. One as long as an address and a port counts as these.
+func valueText(value Data, length int) string {
+	const port = 4 // padded
+	if n := len(value) - port; n == 4 || n == 16 {
+		return Constant(value[:n]).String() + " . " + formatPort(string(value[n:n+2]))
+	}
+	return Constant(value[:min(length, len(value))]).String()
+}
+
+// formatRange prints the keys from one to another, which may be empty.
+func (c Concat) formatRange(from, to Data) string {
+	var fields []string
+	for _, e := range c {
+		t := e.dataType()
+		n, padded := t.length, netlinkattr.Padded(t.length)
+		switch {
+		case from == CatchAll:
+			return "*"
+		case padded > len(from) || n == 0:
+			return Constant(from).String()
+		}
+		text := t.format(string(from[:n]))
+		if len(to) >= padded {
+			if to[:n] != from[:n] {
+				text += "-" + t.format(string(to[:n]))
+			}
+			to = to[padded:]
+		}
+		fields, from = append(fields, text), from[padded:]
+	}
+	return strings.Join(fields, " . ")
+}

@@ -13,7 +13,6 @@ import (
 	"github.com/mdlayher/netlink"
 	socketpkg "github.com/mdlayher/socket"
 	"github.com/nftproxy/nftproxy/internal/netlinkattr"
-	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 )
 
@@ -46,7 +45,6 @@ type Socket interface {
 	SetWriteBuffer(bytes int) error
 	WriteBuffer() (int, error)
 	SetsockoptInt(level, option, value int) error
-	SetBPF(filter []bpf.RawInstruction) error
 	Close() error
 }
 
@@ -208,11 +206,6 @@ func (n *namespace) Close() error {
 		return nil
 	}
 	return n.file.Close()
-}
-
-// networkOrder returns the number that the bytes of v in host byte order are in network byte order.
-func networkOrder(v uint16) uint16 {
-	return binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, v))
 }
 
 // appendMessage appends a message, and gives it the next sequence number.

@@ -75,7 +75,7 @@ func (d DNAT) String() string {
 
 // Dup looks the key up in the named map, and sends a copy of the packet, as it is, to where the host's routes lead to
 // the address that it finds, as in `dup to ip daddr map @neighbours`. The copy has one less TTL, and conntrack does not
-// track it. If the map lacks the key, the next rule runs.
+// track it. It meets the hooks output and postrouting of the node. If the map lacks the key, the next rule runs.
 type Dup struct {
 	// Key is of the type of the map's Key.
 	Key Concat
@@ -106,15 +106,26 @@ type Update struct {
 	Key, Data Concat
 	// Timeout is in whole milliseconds.
 	Timeout time.Duration
+	// Add leaves the timeout of an element alone that is there: "add" in place of "update".
+	Add bool
+	// With are the names of expressions that each element has, such as "limit": the rule ends where one of them does not
+	// match. A rule with them cannot be committed.
+	With string
 }
 
 // String returns the statement as nft lists it.
 func (u Update) String() string {
-	data := ""
-	if u.Data != nil {
-		data = " : " + u.Data.String()
+	word, timeout, data := "update", "", ""
+	if u.Add {
+		word = "add"
 	}
-	return fmt.Sprintf("update @%s { %s timeout %s%s }", u.Map, u.Key, formatDuration(u.Timeout), data)
+	if u.Timeout > 0 {
+		timeout = "timeout " + formatDuration(u.Timeout)
+	}
+	if u.Data != nil {
+		data = ": " + u.Data.String()
+	}
+	return fmt.Sprintf("%s @%s { %s }", word, u.Map, strings.Join(present(u.Key.String(), timeout, u.With, data), " "))
 }
 
 // Delete removes an element from the named Dynamic set, if it is there, as in `delete @asked { ip saddr }`.
@@ -140,16 +151,116 @@ func (Masquerade) String() string { return "masquerade fully-random" }
 type Reject struct {
 	// Family is that of the rule's table.
 	Family Family
+	// With is another answer, such as "tcp reset"; empty for port unreachable. A rule with one cannot be committed.
+	With string
 }
 
+// TCPReset is the With of a Reject that answers with a TCP segment that ends the connection.
+const TCPReset = "tcp reset"
+
 // String returns the statement as nft lists it.
-func (Reject) String() string { return "reject" }
+func (r Reject) String() string {
+	if r.With != "" {
+		return "reject with " + r.With
+	}
+	return "reject"
+}
 
 // Counter counts packets and bytes. The counts are not part of the value.
 type Counter struct{}
 
 // String returns the statement as nft lists it, without the counts.
 func (Counter) String() string { return "counter" }
+
+// Assign sets a field of the packet, of its connection or of its metadata, as in `ct mark set meta mark`. SetMark,
+// SetTTL and SetNftrace are those that this package's callers write.
+type Assign struct {
+	// To is a Field or a Payload, or Opaque for what has no name here.
+	To, Value Expr
+}
+
+// String returns the statement as nft lists it.
+func (a Assign) String() string {
+	value := a.Value.String()
+	if c, is := a.Value.(Constant); is {
+		value = a.To.dataType().text(Data(c))
+	}
+	return a.To.String() + " set " + value
+}
+
+// NAT translates an end of the connection, as in `snat to 192.0.2.1`. DNAT and Masquerade are those that this package's
+// callers write.
+type NAT struct {
+	Kind NATKind
+	// Family is that of the addresses.
+	Family Family
+	// Addr and Port are the first and the only ones, unless AddrEnd and PortEnd are the last ones; nil for none.
+	Addr, AddrEnd, Port, PortEnd Expr
+	// Flags are as nft writes them, such as "persistent".
+	Flags string
+}
+
+// NATKind is nft's word for what a NAT does.
+type NATKind string
+
+// The kinds of NAT.
+const (
+	SourceNAT      NATKind = "snat"
+	DestinationNAT NATKind = "dnat"
+	MasqueradeNAT  NATKind = "masquerade"
+	RedirectNAT    NATKind = "redirect"
+)
+
+// String returns the statement as nft lists it.
+func (n NAT) String() string {
+	to := ""
+	if n.Addr != nil {
+		to = n.Addr.String()
+		if _, is := n.Addr.(Constant); is && n.Family == FamilyIP6 && n.Port != nil {
+			to = "[" + to + "]"
+		}
+		if n.AddrEnd != nil {
+			to += "-" + n.AddrEnd.String()
+		}
+	}
+	if _, both := n.Port.(Mapped); n.Port != nil && !both {
+		to += ":" + n.Port.String()
+		if n.PortEnd != nil {
+			to += "-" + n.PortEnd.String()
+		}
+	}
+	if to != "" {
+		to = "to " + to
+	}
+	return strings.Join(present(string(n.Kind), to, n.Flags), " ")
+}
+
+// Notrack keeps conntrack from tracking the packet.
+type Notrack struct{}
+
+// String returns the statement as nft lists it.
+func (Notrack) String() string { return "notrack" }
+
+// UseObject runs a stateful object of the rule's table, as in `counter name "web"`.
+type UseObject struct {
+	// Kind is nft's word for the kind of the object, such as "quota".
+	Kind, Name string
+}
+
+// String returns the statement as nft lists it.
+func (u UseObject) String() string { return u.Kind + " name " + quote(u.Name) }
+
+// AnyOf holds where one of the matches does. nft has no such statement: it is how an extension of xtables reads.
+type AnyOf []Match
+
+// String joins the matches with "or".
+func (a AnyOf) String() string {
+	var texts []string
+	for _, m := range a {
+		texts = append(texts, m.String())
+	}
+	return "(" + strings.Join(texts, " or ") + ")"
+}
 
 // Unknown is an expression of a rule of the kernel that this package cannot express. Committing it is ErrInvalid.
 type Unknown struct {
@@ -232,18 +343,54 @@ type Rule struct {
 	Statements []Statement
 	// Comment is shown by nft; at most 127 bytes.
 	Comment string
+	// external says that the rule was read, and that its Statements do not have all of it, or are written otherwise.
+	external bool
+	// anonymous are the lookups in sets without a name.
+	anonymous []anonymousLookup
 }
+
+// anonymousLookup is a lookup in a set that stands in the rule.
+type anonymousLookup struct {
+	set *Set
+	key Concat
+}
+
+// External reports whether the rule was read from the kernel and is not one that this package would write.
+func (r Rule) External() bool { return r.external }
 
 // NewRule returns a rule with the statements and without a comment.
 func NewRule(statements ...Statement) Rule { return Rule{Statements: statements} }
 
-// String prints the rule as nft lists it.
+// Equal reports whether the kernel does the same for both rules.
+func (r Rule) Equal(o Rule) bool { return r.external == o.external && r.String() == o.String() }
+
+// String prints the rule as nft lists it: sets without a name with their elements, and no matches that later ones imply.
 func (r Rule) String() string {
 	var words []string
-	for _, s := range r.Statements {
-		words = append(words, s.String())
+	protocol, asked := "", -1
+	for i, s := range r.Statements {
+		text := s.String()
+		m, is := s.(Match)
+		if is && m.Op == Equal && (m.Field == MetaNfproto || m.Field == MetaProtocol) && i+1 < len(r.Statements) {
+			continue
+		}
+		if protocol != "" {
+			ports := strings.TrimPrefix(strings.ReplaceAll(" "+text, " th ", " "+protocol+" "), " ")
+			if ports != text && asked == len(words)-1 {
+				words, asked = words[:asked], -1
+			}
+			text = ports
+		}
+		if is && m.Op == Equal && m.Field == MetaL4proto {
+			protocol, asked = m.valueText(), len(words)
+		}
+		words = append(words, text)
 	}
-	return strings.Join(present(append(words, commentText(r.Comment))...), " ")
+	text := strings.Join(present(append(words, commentText(r.Comment))...), " ")
+	for _, a := range r.anonymous {
+		text = strings.ReplaceAll(text, "@"+a.set.Name, a.set.listedText(a.key))
+	}
+	return text
 }
 
 func setOf(s Statement) string {
@@ -264,6 +411,4 @@ func setOf(s Statement) string {
 	return ""
 }
 
-func sameRules(a, b []Rule) bool {
-	return slices.EqualFunc(a, b, func(x, y Rule) bool { return x.String() == y.String() })
-}
+func sameRules(a, b []Rule) bool { return slices.EqualFunc(a, b, Rule.Equal) }

@@ -45,7 +45,7 @@ type KernelTable struct {
 	// Devices are the names of the devices that a base chain belongs to, by the name of the chain: those of family netdev,
 	// and of the hook ingress of family inet. A name that ends in * stands for all that begin so.
 	Devices map[string][]string
-	// Other says that ReadOthers read the table: its rules are Expressions.
+	// Other says that another program wrote the table: that ReadOthers read it.
 	Other bool
 	// LeftOut says why ReadOthers left the table's contents out; empty if it did not.
 	LeftOut string
@@ -219,6 +219,20 @@ func (f Family) String() string {
 	}
 	return fmt.Sprintf("family-%d", uint8(f))
 }
+
+// hook returns the family's hook with the number of an inet hook.
+func (f Family) hook(inet Hook) Hook {
+	switch {
+	case f == FamilyNetdev && inet == HookPrerouting, f == FamilyInet && inet == "hook-5":
+		return HookIngress
+	case f == FamilyNetdev:
+		return HookEgress
+	}
+	return inet
+}
+
+// Routes reports whether the base chains of the family are called where packets are routed.
+func (f Family) Routes() bool { return f == FamilyIP || f == FamilyIP6 || f == FamilyInet }
 
 func byFamily[T any](f Family, ip, ip6 T) T {
 	if f == FamilyIP6 {

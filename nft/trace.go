@@ -2,6 +2,7 @@ package nft
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -20,13 +21,49 @@ func (SetNftrace) linearize(l *linearizer) {
 }
 
 // Limit holds for no more than Rate packets a second, and Burst packets at once.
-type Limit struct{ Rate, Burst uint32 }
+type Limit struct {
+	Rate, Burst uint32
+	// Of says what a rate counts that is not packets a second, such as "bytes/hour". A rule with one cannot be committed.
+	Of string
+	// Over makes the statement hold for what is beyond the rate.
+	Over bool
+}
 
 // String returns the statement as nft lists it.
 func (m Limit) String() string {
-	return fmt.Sprintf("limit rate %d/second burst %d packets", m.Rate, m.Burst)
+	over, rate, packets := "", "/second", " packets"
+	if m.Over {
+		over = "over "
+	}
+	if m.Of != "" {
+		unit, isPackets := strings.CutPrefix(m.Of, "packets")
+		if rate = unit; !isPackets {
+			rate, packets = " "+m.Of, " bytes"
+		}
+	}
+	return fmt.Sprintf("limit rate %s%d%s burst %d%s", over, m.Rate, rate, m.Burst, packets)
+}
+
+// limitUnits are nft's words for the time of a rate.
+var limitUnits = map[expr.LimitTime]string{
+	expr.LimitTimeSecond: "second", expr.LimitTimeMinute: "minute", expr.LimitTimeHour: "hour", expr.LimitTimeDay: "day", expr.LimitTimeWeek: "week",
+}
+
+func limitOf(e *expr.Limit) Limit {
+	m := Limit{Rate: uint32(e.Rate), Burst: e.Burst, Over: e.Over}
+	what := "packets"
+	if e.Type == expr.LimitTypePktBytes {
+		what = "bytes"
+	}
+	if m.Of = what + "/" + limitUnits[e.Unit]; m.Of == "packets/second" {
+		m.Of = ""
+	}
+	return m
 }
 
 func (m Limit) linearize(l *linearizer) {
-	l.add(&expr.Limit{Type: expr.LimitTypePkts, Rate: uint64(m.Rate), Unit: expr.LimitTimeSecond, Burst: m.Burst})
+	if m.Of != "" {
+		l.refuse(fmt.Errorf("%q cannot be written", m))
+	}
+	l.add(&expr.Limit{Type: expr.LimitTypePkts, Rate: uint64(m.Rate), Unit: expr.LimitTimeSecond, Burst: m.Burst, Over: m.Over})
 }

@@ -51,11 +51,8 @@ func (c *Conn) Trace() (*Tracer, error) {
 		return nil, err
 	}
 	t := &Tracer{socket: s}
-	if err = s.growReadBuffer(traceBuffer); err == nil {
-		err = s.conn.SetsockoptInt(unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, unix.NFNLGRP_NFTRACE)
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("nft: join the group of traces: %w", withPrivilege(err)), t.Close())
+	if err = s.join(unix.NFNLGRP_NFTRACE, traceBuffer); err != nil {
+		return nil, errors.Join(fmt.Errorf("nft: join the group of traces: %w", err), t.Close())
 	}
 	return t, nil
 }

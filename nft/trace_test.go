@@ -73,7 +73,7 @@ func TestTracer(t *testing.T) {
 
 	t.Run("says that steps were lost", func(t *testing.T) {
 		commitAll(t, c, Transaction{Steps: []Step{{Op: AddRules, Table: listed, Chain: &Chain{Name: "begin", Rules: []Rule{NewRule(SetNftrace{})}}}}})
-		if err := tracer.socket.growReadBuffer(1); err != nil { // the smallest that there is
+		if err := tracer.socket.join(unix.NFNLGRP_NFTRACE, 1); err != nil { // the smallest buffer that there is
 			t.Fatal(err)
 		}
 		for range 100 {

@@ -42,7 +42,7 @@ func Run(ctx context.Context, target string, backend model.Backend, options Opti
 type Client struct {
 	options Options
 	target  string
-	state   state
+	state   *state
 	// logged holds the texts of logOnce.
 	logged protocol.Seen
 	// isConnected is the last argument of OnConnected. Run's goroutine uses it.
@@ -59,7 +59,7 @@ func NewClient(target string, options Options) (*Client, error) {
 		return nil, err
 	}
 	defer conn.Close() // it was for the error
-	return &Client{options: options, target: target, state: newState(options.Limits, options.Empty.State("services", options.Logger))}, nil
+	return &Client{options: options, target: target, state: newState(&options)}, nil
 }
 
 // Run follows the server until ctx ends, and then returns nil. It must not be called twice.

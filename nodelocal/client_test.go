@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/nftproxy/nftproxy/internal/protocol"
 	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/private"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nodelocal"
 	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
@@ -66,6 +68,8 @@ func TestClient(t *testing.T) {
 	t.Run("finds a server that is back", testClientFindsAServerThatIsBack)
 	t.Run("logs a warning of the server once", testClientOfAServerThatWarns)
 	t.Run("does not believe an empty full state", testClientDoesNotBelieveAnEmptyState)
+	t.Run("holds most of a full state for a while", testClientHoldsMostForAWhile)
+	t.Run("holds no more than its limits", testClientHoldsNoMoreThanItsLimits)
 	t.Run("does not believe an empty first state over Services in force", testClientDoesNotBelieveAnEmptyFirstState)
 	t.Run("believes deletions to the last", testClientBelievesDeletions)
 }
@@ -105,9 +109,10 @@ func deletion(names ...string) *nodelocalv1.Update {
 }
 
 func testClientDoesNotBelieveAnEmptyState(t *testing.T) {
-	held, more := make(chan string, 10), make(chan struct{})
+	lost, more := make(chan struct{}), make(chan struct{})
 	target := serve(t, &script{calls: []play{func(_ *nodelocalv1.Position, send func(...*nodelocalv1.Update)) error {
 		send(full("a", "b"))
+		<-lost // not before the backend has them
 		return errors.New("the server ends the stream")
 	}, func(_ *nodelocalv1.Position, send func(...*nodelocalv1.Update)) error {
 		send(full(), deletion("a"))
@@ -116,41 +121,131 @@ func testClientDoesNotBelieveAnEmptyState(t *testing.T) {
 		select {}
 	}}})
 	var log lines
-	options := log.logger()
-	options.Empty.OnHeld = func(resource, reason string) { held <- resource + " " + reason }
+	options, guard := log.logger(), &model.ListGuard{}
+	options.Guard = guard
 	backend := runWith(t, target, options)
-	if got, want := await.Receive(t, "OnHeld", held), "services the source has none, but every cluster has some"; got != want {
-		t.Errorf("OnHeld was told %q, want %q", got, want)
-	}
 	backend.await(t, "a b")
-	if got := log.with("Not believing an empty state"); len(got) != 1 {
-		t.Errorf("logged %q, want one error", got)
+	close(lost)
+	holds := func(reason string) func() bool {
+		return func() bool {
+			return slices.ContainsFunc(guard.Held(), func(held string) bool { return strings.Contains(held, reason) })
+		}
 	}
+	await.True(t, "a hold", holds("services: the source lacks 2 of 2; what it lacks stays until 10m0s after it has others"))
+	backend.await(t, "b") // "a" the server has deleted by itself
 	close(more)
+	backend.await(t, "b c")
+	await.True(t, "an end of the hold", holds("stays until 2"))
+	if got := log.with("Not believing what a list lacks"); len(got) != 2 {
+		t.Errorf("logged %q, want an error when the hold begins, and one with its end", got)
+	}
+	if !guard.Believe() {
+		t.Error("nothing was held")
+	}
 	backend.await(t, "c")
-	if got := await.Receive(t, "OnHeld", held); got != "services " {
+}
+
+// A client that moves to another server gets the full state of that one.
+func testClientHoldsMostForAWhile(t *testing.T) {
+	var all []string
+	for i := range 20 {
+		all = append(all, fmt.Sprint("gone", i))
+	}
+	lost := make(chan struct{})
+	target := serve(t, &script{calls: []play{func(_ *nodelocalv1.Position, send func(...*nodelocalv1.Update)) error {
+		send(full(append(slices.Clip(all), "stays")...))
+		<-lost
+		return errors.New("the server ends the stream")
+	}, func(_ *nodelocalv1.Position, send func(...*nodelocalv1.Update)) error {
+		send(full("new", "stays"))
+		select {}
+	}}})
+	held := make(chan string, 10)
+	options := nodelocal.Options{Guard: &model.ListGuard{
+		Patience: 2 * time.Second, OnHeld: func(_, reason string) { held <- reason },
+	}}
+	backend := runWith(t, target, options)
+	backend.await(t, strings.Join(slices.Sorted(slices.Values(append(slices.Clip(all), "stays"))), " "))
+	close(lost)
+	if got := await.Receive(t, "OnHeld", held); !strings.HasPrefix(got, "the source lacks 20 of 21; what it lacks stays until 2") {
+		t.Errorf("OnHeld was told %q", got)
+	}
+	backend.await(t, "new stays")
+	if got := await.Receive(t, "OnHeld", held); got != "" {
 		t.Errorf("OnHeld was told %q at the end", got)
 	}
 }
 
-func testClientDoesNotBelieveAnEmptyFirstState(t *testing.T) {
-	held, more := make(chan string, 10), make(chan struct{})
+// What is held counts for Options.Limits, and makes room for what the server has.
+func testClientHoldsNoMoreThanItsLimits(t *testing.T) {
+	first, second := make(chan struct{}), make(chan struct{})
 	target := serve(t, &script{calls: []play{func(_ *nodelocalv1.Position, send func(...*nodelocalv1.Update)) error {
-		send(full())
-		<-more
-		send(increment("a"))
+		send(full("a", "b"))
+		<-first
+		return errors.New("the server ends the stream")
+	}, func(_ *nodelocalv1.Position, send func(...*nodelocalv1.Update)) error {
+		send(full("c"))
+		<-second
+		send(increment("d"))
 		select {}
 	}}})
-	options := nodelocal.Options{}
-	options.Empty.Before = func(string) bool { return true }
-	options.Empty.OnHeld = func(_, reason string) { held <- reason }
-	backend := runWith(t, target, options)
-	await.Receive(t, "OnHeld", held)
-	if _, n := backend.has(); n > 0 {
-		t.Errorf("the backend was called %d times", n)
+	guard := &model.ListGuard{}
+	backend := runWith(t, target, nodelocal.Options{Guard: guard, Limits: nodelocal.Limits{Ports: 3}})
+	backend.await(t, "a b")
+	close(first)
+	backend.await(t, "a b c")
+	if held := guard.Held(); len(held) != 1 {
+		t.Errorf("held: %q", held)
 	}
-	close(more)
-	backend.await(t, "a")
+	close(second)
+	backend.await(t, "c d")
+	if held := guard.Held(); len(held) > 0 {
+		t.Errorf("held: %q", held)
+	}
+}
+
+func testClientDoesNotBelieveAnEmptyFirstState(t *testing.T) {
+	for name, state := range map[string]*nodelocalv1.Update{"empty": full(), "default/kubernetes alone": fullOf(kubernetes())} {
+		t.Run(name, func(t *testing.T) {
+			held, more := make(chan string, 10), make(chan struct{})
+			target := serve(t, &script{calls: []play{func(_ *nodelocalv1.Position, send func(...*nodelocalv1.Update)) error {
+				send(state)
+				<-more
+				send(increment("a"), deletionOf(kubernetes()))
+				select {}
+			}}})
+			options := nodelocal.Options{Guard: &model.ListGuard{
+				Before: func(string, bool) bool { return true },
+				OnHeld: func(_, reason string) { held <- reason },
+			}}
+			backend := runWith(t, target, options)
+			await.Receive(t, "OnHeld", held)
+			if _, n := backend.has(); n > 0 {
+				t.Errorf("the backend was called %d times", n)
+			}
+			close(more)
+			backend.await(t, "a")
+		})
+	}
+}
+
+// kubernetes is the port of default/kubernetes.
+func kubernetes() *nodelocalv1.ServicePort {
+	p := port("kubernetes")
+	p.Id.Namespace = "default"
+	return p
+}
+
+func fullOf(ports ...*nodelocalv1.ServicePort) *nodelocalv1.Update {
+	u := full()
+	u.Set = ports
+	return u
+}
+
+func deletionOf(port *nodelocalv1.ServicePort) *nodelocalv1.Update {
+	u := increment()
+	u.Delete = append(u.Delete, port.Id)
+	return u
 }
 
 func testClientBelievesDeletions(t *testing.T) {
@@ -158,8 +253,7 @@ func testClientBelievesDeletions(t *testing.T) {
 		send(full("a", "b"), increment("c"), deletion("a", "b"), deletion("c"))
 		select {}
 	}}})
-	options := nodelocal.Options{}
-	options.Empty.OnHeld = func(_, reason string) { t.Errorf("held: %s", reason) }
+	options := nodelocal.Options{Guard: &model.ListGuard{OnHeld: func(_, reason string) { t.Errorf("held: %s", reason) }}}
 	backend := runWith(t, target, options)
 	await.True(t, "a Sync without Services", func() bool {
 		ports, syncs := backend.has()
@@ -393,8 +487,7 @@ func TestClientRefused(t *testing.T) {
 				select {}
 			},
 		}})
-		options := nodelocal.Options{}
-		options.Empty.Before = func(string) bool { return true }
+		options := nodelocal.Options{Guard: &model.ListGuard{Before: func(string, bool) bool { return true }}}
 		runWith(t, target, options).await(t, "a")
 	})
 	t.Run("other errors are tried again", func(t *testing.T) {
@@ -464,7 +557,7 @@ func testClientOfAServerThatWarns(t *testing.T) {
 
 // A server that is back is found by the first try, not by the second.
 func testClientFindsAServerThatIsBack(t *testing.T) {
-	target := "unix://" + filepath.Join(t.TempDir(), "s")
+	target := "unix://" + filepath.Join(private.Dir(t), "s")
 	var log lines
 	backend := runWith(t, target, log.logger())
 	failures := func() int { return len(log.with("No connection")) }

@@ -66,7 +66,12 @@ func serveManifests(ctx context.Context, dir, address string) error {
 // A backend in a process of its own is this, and nothing of Kubernetes. The server is in the same process for the
 // example only.
 func ExampleRun() {
-	dir, err := os.MkdirTemp("", "node-local")
+	cache, _ := os.UserCacheDir() // nobody else may write to the socket's directory, or to one above it, as to /tmp
+	if err := os.MkdirAll(cache, 0o700); err != nil {
+		fmt.Println(err)
+		return
+	}
+	dir, err := os.MkdirTemp(cache, "node-local")
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -15,6 +16,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/private"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nodelocal"
 	"github.com/nftproxy/nftproxy/nodelocal/server"
@@ -52,7 +54,7 @@ func (s *script) Watch(request *nodelocalv1.WatchRequest, out grpc.ServerStreami
 // serve plays a script until the test ends.
 func serve(t *testing.T, s *script) (target string) {
 	t.Helper()
-	target = "unix://" + filepath.Join(t.TempDir(), "s")
+	target = "unix://" + filepath.Join(private.Dir(t), "s")
 	serveAt(t, target, s)
 	return target
 }
@@ -101,10 +103,12 @@ func (r *recorder) has() (ports string, syncs int) {
 	return strings.Join(slices.Sorted(maps.Keys(r.ports)), " "), r.syncs
 }
 
+// port is the port of a Service, with a ClusterIP of its own.
 func port(name string) *nodelocalv1.ServicePort {
+	sum := crc32.ChecksumIEEE([]byte(name))
 	return &nodelocalv1.ServicePort{
 		Id:        &nodelocalv1.PortID{Service: name, Protocol: nodelocalv1.Protocol_PROTOCOL_TCP, Family: nodelocalv1.Family_FAMILY_IPV4},
-		ClusterIp: "10.96.0.10", Port: 80,
+		ClusterIp: fmt.Sprintf("10.%d.%d.%d", byte(sum>>16), byte(sum>>8), byte(sum)), Port: 80,
 	}
 }
 

@@ -49,9 +49,9 @@ type Options struct {
 	// Services without the label. A client applies nothing of a server for another value (ErrServiceProxyName). Servers
 	// older than the field Sync.service_proxy_name count as servers for the empty value.
 	ServiceProxyName string
-	// Empty decides about a full state of the server without a port. With a ServiceProxyName it is off: a cluster may
-	// have no Service with the label, so the client believes such a state.
-	Empty model.EmptyGuard
+	// Guard decides about a full state of the server that lacks most of what serves; nil is a guard of its own. With a
+	// ServiceProxyName such a state may be empty: a cluster may have no Service with the label.
+	Guard *model.ListGuard
 	// Loop configures the loop of Run. Its Logger is by default the one above.
 	Loop model.LoopOptions
 }
@@ -130,7 +130,6 @@ func (o *Options) setDefaults() error {
 	if err := protocol.CheckKeys(o.ServiceKeys); err != nil {
 		return fmt.Errorf("Options.ServiceKeys: %w", err)
 	}
-	o.Empty.Off = o.Empty.Off || o.ServiceProxyName != ""
 	if o.Logger.IsZero() {
 		o.Logger = logr.FromSlogHandler(slog.Default().Handler())
 	}

@@ -19,13 +19,12 @@ type state struct {
 	limits protocol.Limits
 
 	mu sync.Mutex
-	// all is the full state; nil before the first batch.
+	// all is the full state, with what losses hold; nil before the first batch.
 	all *model.Changes
 	// size counts the ports and addresses of all.
 	size protocol.Limits
-	// guard decides about full states without a port. held is the server's state while such a one is held; nil for none.
-	guard *model.EmptyState
-	held  *model.Changes
+	// losses decides about ports that a full state lacks. The backend gets nothing before one is believed.
+	losses *model.Losses[model.PortID]
 	// seen is the position of the last batch.
 	seen *nodelocalv1.Position
 	// pending is the result of the next Take; nil for none. If full is set, the next Take returns all.
@@ -35,8 +34,13 @@ type state struct {
 	triggers []time.Time
 }
 
-func newState(limits protocol.Limits, guard *model.EmptyState) state {
-	return state{wake: make(chan struct{}, 1), limits: limits, full: true, guard: guard}
+func newState(o *Options) *state {
+	s := &state{wake: make(chan struct{}, 1), limits: o.Limits, full: true}
+	s.losses = model.NewLosses(o.Guard, model.LossesOptions[model.PortID]{
+		Resource: "services", Awaited: true, MayBeEmpty: o.ServiceProxyName != "", Logger: o.Logger,
+		Lock: &s.mu, Drop: s.drop, Believed: s.signal,
+	})
+	return s
 }
 
 func (s *state) position() *nodelocalv1.Position {
@@ -45,11 +49,11 @@ func (s *state) position() *nodelocalv1.Position {
 	return s.seen
 }
 
-// empty reports whether no batch has arrived yet. A held state counts as one.
+// empty reports whether no batch has arrived yet. A state that is not believed counts as one.
 func (s *state) empty() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.all == nil && s.held == nil
+	return s.all == nil
 }
 
 // resetPosition makes the next server send everything.
@@ -63,52 +67,81 @@ func (s *state) resetPosition() {
 func (s *state) apply(batch *model.Changes, sync *nodelocalv1.Sync) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.held != nil && !batch.Full {
-		s.held.Merge(batch)
-		batch = s.held
-	}
 	first := s.all == nil
 	if first && !batch.Full {
 		return errors.New("the server sent increments to a state that this client does not have")
 	}
-	if s.hold(batch) {
-		s.setPosition(sync)
-		return nil
-	}
-	all := s.all
 	if first {
-		all = &model.Changes{}
+		s.all = &model.Changes{Full: true, Ports: map[model.PortID]*model.ServicePort{}}
 	}
-	added, size := s.difference(all, batch)
+	if batch.Full {
+		s.losses.List(served(s.all.Ports), served(batch.Ports), false)
+		rest := *batch // what it lacks is gone, or held
+		rest.Full, batch = false, &rest
+	}
+	added, size := s.difference(batch)
+	if s.limits.Check(size) != nil {
+		s.losses.Believe() // makes room for what the server has
+		added, size = s.difference(batch)
+	}
 	if err := s.limits.Check(size); err != nil {
 		return fmt.Errorf("the state with all increments: %w", err)
 	}
-	s.all, s.size = all, size
 	s.setPosition(sync)
-	s.all.Merge(batch)
-	if !first && added.Empty() {
-		return nil
+	if first || !added.Empty() {
+		times := protocol.DecodeTriggers(sync)
+		s.triggers = append(s.triggers, times[:min(len(times), model.MaxTriggers-len(s.triggers))]...)
+		s.change(batch, added, size)
 	}
-	if !s.full {
-		s.addPending(added)
-	}
-	times := protocol.DecodeTriggers(sync)
-	s.triggers = append(s.triggers, times[:min(len(times), model.MaxTriggers-len(s.triggers))]...)
-	s.signal()
+	s.follow(batch)
 	return nil
 }
 
-// hold reports whether a batch is a full state without a port that is not believed. It keeps such a state, because
-// increments to it may follow.
-func (s *state) hold(batch *model.Changes) bool {
-	if !batch.Full {
-		return false
+// follow tells losses what the server has set and deleted.
+func (s *state) follow(batch *model.Changes) {
+	if s.losses.Reason() == "" {
+		return
 	}
-	s.held = nil
-	if s.guard.Hold(s.all != nil && len(s.all.Ports) > 0, len(batch.Ports) > 0) {
-		s.held = batch
+	for id, port := range batch.Ports {
+		if port == nil {
+			s.losses.Delete(id)
+		} else {
+			s.losses.Set(id, serves(port))
+		}
 	}
-	return s.held != nil
+}
+
+// served returns what each port serves (model.Losses).
+func served(ports map[model.PortID]*model.ServicePort) map[model.PortID]string {
+	all := make(map[model.PortID]string, len(ports))
+	for id, port := range ports {
+		all[id] = serves(port)
+	}
+	return all
+}
+
+func serves(port *model.ServicePort) string {
+	if name := port.ID.Namespace + "/" + port.ID.Service; name == model.Kubernetes {
+		return name
+	}
+	return port.ClusterIP.String()
+}
+
+// drop deletes a port that a full state lacks.
+func (s *state) drop(id model.PortID) {
+	gone := &model.Changes{Ports: map[model.PortID]*model.ServicePort{id: nil}}
+	added, size := s.difference(gone)
+	s.change(gone, added, size)
+}
+
+// change applies changes to all, of which added are news and after which it has a size.
+func (s *state) change(changes, added *model.Changes, size protocol.Limits) {
+	s.size = size
+	s.all.Merge(changes)
+	if !s.full {
+		s.addPending(added)
+	}
+	s.signal()
 }
 
 // setPosition keeps the position of a batch, unless its instance is longer than the API allows: servers would refuse
@@ -122,10 +155,17 @@ func (s *state) setPosition(sync *nodelocalv1.Sync) {
 
 // difference returns the changes of batch that all does not have, and the size of the state after them. Ports in batch
 // that are equal to those in all become the same variable, the one that the backend has.
-func (s *state) difference(all, batch *model.Changes) (added *model.Changes, size protocol.Limits) {
+func (s *state) difference(batch *model.Changes) (added *model.Changes, size protocol.Limits) {
 	added = &model.Changes{Ports: map[model.PortID]*model.ServicePort{}}
 	size = s.size
-	set := func(id model.PortID, old, port *model.ServicePort) {
+	for id, port := range batch.Ports {
+		old := s.all.Ports[id]
+		if port.Equal(old) {
+			if port != nil {
+				batch.Ports[id] = old
+			}
+			continue
+		}
 		added.Ports[id] = port
 		if old != nil {
 			size.Ports--
@@ -136,25 +176,10 @@ func (s *state) difference(all, batch *model.Changes) (added *model.Changes, siz
 			size.Addresses += port.Addresses()
 		}
 	}
-	for id, port := range batch.Ports {
-		old := all.Ports[id]
-		if !port.Equal(old) {
-			set(id, old, port)
-		} else if port != nil {
-			batch.Ports[id] = old
-		}
-	}
-	if batch.Full {
-		for id, old := range all.Ports {
-			if batch.Ports[id] == nil {
-				set(id, old, nil)
-			}
-		}
-	}
-	if batch.Node != nil && !batch.Node.Equal(all.Node) {
+	if batch.Node != nil && !batch.Node.Equal(s.all.Node) {
 		added.Node = batch.Node
 	}
-	if batch.ServiceCIDRsChanged && !slices.Equal(batch.ServiceCIDRs, all.ServiceCIDRs) {
+	if batch.ServiceCIDRsChanged && !slices.Equal(batch.ServiceCIDRs, s.all.ServiceCIDRs) {
 		added.ServiceCIDRs, added.ServiceCIDRsChanged = batch.ServiceCIDRs, true
 	}
 	return added, size
@@ -180,7 +205,7 @@ func (s *state) take() (*model.Changes, []time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	taken := s.pending
-	if s.full && s.all != nil {
+	if s.full && s.losses.Believed() {
 		all := *s.all
 		all.Ports = maps.Clone(s.all.Ports)
 		taken, s.full = &all, false

@@ -40,6 +40,8 @@ type Backend struct {
 	serviceProxyName string
 	// flows takes notes of each Sync, and lists the connections from which lost affinity is restored; nil for none.
 	flows *conntrack.Cleaner
+	// hookTime is the constant of this name; tests change it.
+	hookTime time.Duration
 
 	// mu guards the fields below.
 	mu       sync.Mutex
@@ -83,6 +85,9 @@ type Hooks struct {
 	OnDiverged func(bool)
 	// OnRepair is called after the tables were repaired: after an external change, or after a failed commit.
 	OnRepair func()
+	// OnWithoutDirectReturn is called in each Sync with the Service ports that ask for direct return and have none because of
+	// a limit: those of which it was not called yet, and the number of all.
+	OnWithoutDirectReturn func(news []model.PortID, all int)
 	// OtherRules is called before the first commit if the tables are not there. It reports whether
 	// other rules serve, such as those of kube-proxy's mode iptables. Then Services come in a second
 	// commit, when their source ranges are valid.
@@ -106,7 +111,7 @@ func NewBackend(conn *nft.Conn, config compiler.Config, hooks Hooks) (*Backend, 
 	if err != nil {
 		return nil, err
 	}
-	b := &Backend{conn: conn, reader: reader, compiler: c, hooks: hooks, serviceProxyName: config.ServiceProxyName}
+	b := &Backend{conn: conn, reader: reader, compiler: c, hooks: hooks, serviceProxyName: config.ServiceProxyName, hookTime: hookTime}
 	b.repairs, b.affinity = newRepairer(b), newAffinityReconciler(b)
 	return b, nil
 }
@@ -140,7 +145,7 @@ func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 	defer b.mu.Unlock()
 	logger := klog.FromContext(ctx)
 	if b.state == stateNew {
-		b.restoreSlots(ctx)
+		defer b.restore(ctx)()
 	}
 	begin := time.Now()
 	conflicts := b.compiler.Apply(changes)
@@ -153,7 +158,11 @@ func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 		logger.Info("Several Services claim the same address; only one gets it",
 			"address", c.Frontend, "owner", c.Owner.ServicePortName(), "others", others)
 	}
-	if ids := b.compiler.WithoutDirectReturn(); len(ids) > 0 {
+	ids, all := b.compiler.WithoutDirectReturn()
+	if b.hooks.OnWithoutDirectReturn != nil {
+		b.hooks.OnWithoutDirectReturn(ids, all)
+	}
+	if len(ids) > 0 {
 		var names []string
 		for _, id := range ids[:min(len(ids), maxNamed)] {
 			names = append(names, id.ServicePortName())
@@ -173,7 +182,7 @@ func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 // update commits the changes. If that fails, or the kernel's tables are not known, it reconciles them.
 func (b *Backend) update(ctx context.Context, logger klog.Logger) error {
 	if b.state == stateApplied {
-		err := b.commitWithChanges(ctx, b.compiler.Transaction())
+		err := b.commitWithAffinity(ctx, b.compiler.Transaction())
 		if err == nil || notSent(ctx, err) {
 			return err
 		}
@@ -192,11 +201,10 @@ func (b *Backend) update(ctx context.Context, logger klog.Logger) error {
 	return nil
 }
 
-// commitWithChanges commits a transaction and the slots that moved, together with the changes that follow from it to maps
-// of affinity. Packets change those maps too, so the kernel may refuse the whole. Then it commits the rest alone.
-func (b *Backend) commitWithChanges(ctx context.Context, tx nft.Transaction) error {
+// commitWithAffinity commits a transaction together with the changes to affinity maps that follow from it. Packets
+// change those maps too, so the kernel may refuse the whole. Then it commits the transaction alone.
+func (b *Backend) commitWithAffinity(ctx context.Context, tx nft.Transaction) error {
 	changes := b.affinity.changes(ctx)
-	tx = nft.Transaction{Steps: slices.Concat(tx.Steps, b.compiler.MovedSlots().Steps)}
 	err := b.commitWanted(ctx, nft.Transaction{Steps: slices.Concat(tx.Steps, changes.Steps)})
 	if refused := (*nft.CommitError)(nil); errors.As(err, &refused) && !changes.Empty() {
 		return b.commitWanted(ctx, tx)
@@ -209,12 +217,17 @@ func (b *Backend) commitWanted(ctx context.Context, tx nft.Transaction) error {
 	if err := b.commit(ctx, tx); err != nil {
 		return err
 	}
+	b.applied()
+	return nil
+}
+
+// applied notes that the kernel holds the wanted tables.
+func (b *Backend) applied() {
 	b.compiler.Committed()
 	if b.state == stateDiverged {
 		call(b.hooks.OnDiverged, false)
 	}
 	b.state = stateApplied
-	return nil
 }
 
 // commit commits a transaction, unless it is empty. The repairer does not take it for somebody else's.
@@ -222,17 +235,16 @@ func (b *Backend) commit(ctx context.Context, tx nft.Transaction) error {
 	if tx.Empty() {
 		return nil
 	}
-	listen := b.repairs.ownCommit(tx)
+	b.repairs.concurrent.note(tx)
 	call(b.hooks.OnCommitting, true)
 	stats, err := b.conn.Commit(ctx, tx)
 	call(b.hooks.OnCommitting, false)
-	if err == nil && !stats.Unchanged {
-		b.generation++
-		b.commits++
-	}
-	listen(ctx)
 	if err != nil {
 		return err
+	}
+	if !stats.Unchanged {
+		b.generation++
+		b.commits++
 	}
 	call(b.hooks.OnCommit, stats)
 	return nil

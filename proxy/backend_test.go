@@ -220,18 +220,20 @@ func TestBackendSyncChainSets(t *testing.T) {
 
 func TestHasServices(t *testing.T) {
 	conn := namespaceConn(t)
-	expect := func(step string, services, endpoints bool) {
+	expect := func(step string, services, endpoints int) {
 		t.Helper()
 		for name, tc := range map[string]struct {
-			has  func(context.Context, *nft.Conn) (bool, error)
-			want bool
+			has  func(context.Context, *nft.Conn, int) (bool, error)
+			want int
 		}{"Services": {HasServices, services}, "endpoints": {HasEndpoints, endpoints}} {
-			if got, err := tc.has(t.Context(), conn); err != nil || got != tc.want {
-				t.Errorf("%s: %s: %v, %v, want %v", step, name, got, err, tc.want)
+			for addresses := 1; addresses < 5; addresses++ {
+				if got, err := tc.has(t.Context(), conn, addresses); err != nil || got != (addresses <= tc.want) {
+					t.Errorf("%s: %s of %d addresses: %v, %v", step, name, addresses, got, err)
+				}
 			}
 		}
 	}
-	expect("without tables", false, false)
+	expect("without tables", 0, 0)
 	c, idle := cluster{services: 3, endpoints: 2}, cluster{services: 3}
 	b, err := NewBackend(conn, c.config(), Hooks{})
 	if err != nil {
@@ -241,12 +243,13 @@ func TestHasServices(t *testing.T) {
 	for _, step := range []struct {
 		name                string
 		changes             *model.Changes
-		services, endpoints bool
+		services, endpoints int
 	}{
-		{"empty tables", &model.Changes{Full: true}, false, false},
-		{"Services", c.changes(), true, true},
-		{"Services without endpoints", idle.changes(), true, false},
-		{"all Services deleted", &model.Changes{Full: true}, false, false},
+		{"empty tables", &model.Changes{Full: true}, 0, 0},
+		{"Services", c.changes(), 3, 3},
+		{"one Service with two endpoints", (&cluster{services: 1, endpoints: 2}).changes(), 1, 1},
+		{"Services without endpoints", idle.changes(), 3, 0},
+		{"all Services deleted", &model.Changes{Full: true}, 0, 0},
 	} {
 		if err := b.Sync(t.Context(), step.changes); err != nil {
 			t.Fatal(err)

@@ -264,52 +264,6 @@ func TestBackendSyncRefusedOnce(t *testing.T) {
 	}
 }
 
-// The kernel asks about flows of the slots that have come to the node, although it refused the first batch.
-func TestBackendMovedSlotsRefusedOnce(t *testing.T) {
-	n := &node{namespace: netns.ForTest(t).FD()}
-	defer n.close()
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	must(n.open())
-	must(n.backend.Close())
-	config := compiler.Default()
-	config.DirectReturn = true
-	var err error
-	n.backend, err = NewBackend(n.conn, config, Hooks{})
-	must(err)
-	p := &model.ServicePort{
-		ID:   model.PortID{Namespace: "shop", Service: "dns", Protocol: model.UDP, Family: model.IPv4},
-		Port: 53, ExternalIPs: []netip.Addr{netip.MustParseAddr("203.0.113.1")}, DirectReturn: true,
-	}
-	tell := func(here ...bool) {
-		now := *p
-		for i, local := range here {
-			pod := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, byte(i), 5}), 53)
-			now.Cluster = append(now.Cluster, model.Endpoint{AddrPort: pod, Local: local, Remote: !local})
-		}
-		n.wanted = &model.Changes{Full: true, Ports: map[model.PortID]*model.ServicePort{p.ID: &now}}
-	}
-	tell(false)
-	must(syncWanted(t.Context(), n))
-	tell(false, true)
-	var failed error
-	struck, err := process.RefusedStep(unix.ENOMEM).Run(1, func() { failed = syncWanted(t.Context(), n) })
-	if err != nil || !struck || failed != nil {
-		t.Errorf("Sync = %v; struck: %v, %v", failed, struck, err)
-	}
-	table := n.backend.Tables()[0]
-	previous := table.Set("direct-previous").Len()
-	moved, err := readSet(t.Context(), n.conn, nft.FamilyIP, table.Name, table.Set("direct-moved"))
-	must(err)
-	if previous == 0 || len(moved) != previous {
-		t.Errorf("%d slots have a previous endpoint, and the kernel asks about %d", previous, len(moved))
-	}
-}
-
 // Replacing tables costs packets that are on their way. One failure is no reason for it.
 func TestBackendReading(t *testing.T) {
 	t.Run("that fails once is tried again", testReadingThatFailsOnceIsTriedAgain)

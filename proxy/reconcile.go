@@ -58,9 +58,13 @@ func (b *Backend) reconcileTables(ctx context.Context, logger klog.Logger) error
 			reason, certain = "they cannot be read: "+err.Error(), false
 		case tx.AddsTable(), first && changesBaseChains(tx):
 			reason = ""
-			logger.V(2).Info("Making the tables anew, because they are not there or another program's")
+			if first && addsAll(tx) {
+				logger.V(2).Info("Making the tables")
+			} else {
+				logger.V(2).Info("Making the tables anew, because they are not there or another program's")
+			}
 		default:
-			if err = b.commitWithChanges(ctx, tx); err == nil || notSent(ctx, err) {
+			if err = b.commitWithAffinity(ctx, tx); err == nil || notSent(ctx, err) {
 				return err
 			}
 			reason = "committing the difference failed: " + err.Error()
@@ -77,6 +81,20 @@ func (b *Backend) reconcileTables(ctx context.Context, logger klog.Logger) error
 		return b.takeOver(ctx, logger)
 	}
 	return b.replace(ctx, b.commitWanted)
+}
+
+// addsAll reports whether the kernel has neither table: a transaction adds both, and deletes none.
+func addsAll(tx nft.Transaction) bool {
+	added := 0
+	for _, s := range tx.Steps {
+		switch s.Op {
+		case nft.AddTable:
+			added++
+		case nft.DestroyTable:
+			return false
+		}
+	}
+	return added == len(nft.Families)
 }
 
 // changesBaseChains reports whether a transaction changes a base chain. Then another program, or another version of
@@ -116,7 +134,6 @@ func (b *Backend) replace(ctx context.Context, do func(context.Context, nft.Tran
 	b.lost()
 	tx := b.compiler.Transaction()
 	tx.Append(kept)
-	tx.Append(b.compiler.MovedSlots())
 	if err := do(ctx, tx); err != nil {
 		return fmt.Errorf("program the rules: %w", err)
 	}
@@ -124,8 +141,8 @@ func (b *Backend) replace(ctx context.Context, do func(context.Context, nft.Tran
 	return nil
 }
 
-// inFlight is longer than a packet needs for the rules of one hook.
-const inFlight = 20 * time.Millisecond
+// hookTime is longer than a packet needs for the rules of one hook.
+const hookTime = 20 * time.Millisecond
 
 // takeOver replaces the tables of another program, or of another version of this one. Temporary tables serve during the
 // exchange, because replacing alone has two gaps: a packet that runs through the old rules finds their maps empty; and
@@ -150,12 +167,37 @@ func (b *Backend) takeOver(ctx context.Context, logger klog.Logger) error {
 		logger.Info("Replacing the tables without temporary ones", "reason", err.Error())
 		return b.replace(ctx, b.commitWanted)
 	}
-	time.Sleep(inFlight)
-	if err := b.replace(ctx, func(ctx context.Context, tx nft.Transaction) error { return b.guardsLast(ctx, tx, b.commitWanted) }); err != nil {
+	err = b.pause(ctx)
+	if err == nil {
+		err = b.replace(ctx, func(ctx context.Context, tx nft.Transaction) error { return b.guardsLast(ctx, tx, b.commitAndPause) })
+	}
+	if err != nil {
 		return errors.Join(err, b.removeTemporary(context.WithoutCancel(ctx)))
 	}
-	time.Sleep(inFlight)
 	return nil
+}
+
+// commitAndPause commits a transaction after which the kernel holds the wanted tables, and waits for packets that still
+// run through other rules. Only then the tables count as applied, so no check removes the temporary tables too soon.
+func (b *Backend) commitAndPause(ctx context.Context, tx nft.Transaction) error {
+	if err := b.commit(ctx, tx); err != nil {
+		return err
+	}
+	if err := b.pause(ctx); err != nil {
+		return err
+	}
+	b.applied()
+	return nil
+}
+
+// pause waits for packets under way, or until ctx ends. It releases mu meanwhile: Syncs never overlap, and checks leave
+// alone what is not applied yet.
+func (b *Backend) pause(ctx context.Context) error {
+	wait := b.hookTime
+	b.mu.Unlock()
+	defer b.mu.Lock()
+	sleep(ctx, wait)
+	return ctx.Err()
 }
 
 // guardsLast commits a transaction in two parts: the second, with commitGuards, guards load balancer addresses.
@@ -171,16 +213,14 @@ func (b *Backend) commitBoth(ctx context.Context, first, second nft.Transaction,
 	return commitSecond(ctx, second)
 }
 
-// slotsReadTime bounds how long the first Sync reads the slots of direct return from the kernel. It takes milliseconds, but
-// on a busy machine more than a second, and without the slots flows are lost.
-const slotsReadTime = 5 * time.Second
+// restoreTime bounds how long the first Sync reads the sets of direct return. It takes milliseconds, but on a busy machine more
+// than a second.
+const restoreTime = 5 * time.Second
 
-// restoreSlots tells the compiler which slots the kernel's tables have. If they cannot be read, it is as if all of them
-// just came to this node.
-func (b *Backend) restoreSlots(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, slotsReadTime)
-	defer cancel()
-	b.compiler.RestoreSlots(func(family nft.Family, set *nft.Set) []nft.Element {
+// restore makes the compiler go on from the kernel's tables. It may read them until the caller calls done.
+func (b *Backend) restore(ctx context.Context) (done func()) {
+	ctx, cancel := context.WithTimeout(ctx, restoreTime)
+	b.compiler.Restore(func(family nft.Family, set *nft.Set) []nft.Element {
 		for range differenceAttempts {
 			elements, err := readSet(ctx, b.reader, family, compiler.TableNameFor(b.serviceProxyName), set)
 			if err == nil {
@@ -191,6 +231,7 @@ func (b *Backend) restoreSlots(ctx context.Context) {
 		}
 		return nil
 	})
+	return cancel
 }
 
 // removeTemporary removes the temporary tables, also those of an earlier process that ended too soon.

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -23,21 +22,18 @@ type repairer struct {
 	checking sync.Mutex
 	// interval is CheckInterval; tests change it.
 	interval time.Duration
-	// noticed starts a check, because somebody else may have committed.
-	noticed wakeup
-	// external is the last commit by somebody else that was heard of; nil for none.
-	external atomic.Pointer[nft.Event]
 
-	// Only run uses the fields below. The tables may be compared from nextComparison on; retry gives the waits after
-	// failures.
+	// Only run uses the fields below. checked is the generation number before the last check, which may have been the
+	// own commit of a Sync. unfinished says that the check left a comparison to be made. The tables may be compared from
+	// nextComparison on; retry gives the waits after failures.
+	checked        uint32
+	unfinished     bool
 	nextComparison time.Time
 	conflict       repairConflict
 	retry          *backoff.ExponentialBackOff
 
 	// Backend.mu guards the fields below.
 
-	// monitor receives notices of other programs' commits; nil while listen does not run.
-	monitor *nft.Monitor
 	// concurrent records the own commits while a comparison runs; nil while none does.
 	concurrent *concurrentChanges
 	// failures counts the comparisons that failed in a row.
@@ -45,9 +41,7 @@ type repairer struct {
 }
 
 func newRepairer(b *Backend) *repairer {
-	return &repairer{
-		backend: b, interval: CheckInterval, noticed: newWakeup(), conflict: newRepairConflict(), retry: newBackOff(CheckInterval),
-	}
+	return &repairer{backend: b, interval: CheckInterval, conflict: newRepairConflict(), retry: newBackOff(firstRetryDelay)}
 }
 
 // Check compares the kernel's tables with the wanted ones, if anybody else has committed since the last time, and
@@ -59,34 +53,46 @@ func (b *Backend) Check(ctx context.Context) (repaired bool, err error) {
 		return false, err
 	}
 	defer conn.Close()
-	_, repaired, err = b.repairs.check(ctx, conn, true)
-	return repaired, err
+	result, err := b.repairs.check(ctx, conn, true)
+	return result.repaired, err
 }
 
-// check adds missing tables and, with compare, compares the tables over conn. compared is the time that it took, without
-// waits for Syncs.
-func (r *repairer) check(ctx context.Context, conn *nft.Conn, compare bool) (compared time.Duration, repaired bool, err error) {
+// checkResult is the outcome of a check.
+type checkResult struct {
+	repaired bool
+	// unfinished says that the tables have to be compared (again).
+	unfinished bool
+	// compared is the time that the comparison took, without waits for Syncs.
+	compared time.Duration
+}
+
+// check adds missing tables and, with compare, compares the tables over conn.
+func (r *repairer) check(ctx context.Context, conn *nft.Conn, compare bool) (result checkResult, err error) {
 	r.checking.Lock()
 	defer r.checking.Unlock()
-	c, repaired, err := r.begin(ctx, compare)
+	c, repaired, err := r.begin(ctx)
 	if c == nil || err != nil {
-		return 0, repaired, err
+		return checkResult{repaired: repaired}, err
 	}
 	defer r.end()
+	if !compare {
+		return checkResult{unfinished: true}, nil
+	}
 	var tx nft.Transaction
-	compared = c.lock.work(func() { tx, err = c.run(ctx, conn) })
+	result.compared = c.lock.work(func() { tx, err = c.run(ctx, conn) })
 	switch {
 	case errors.Is(err, nft.ErrGenerationMoved):
 	case err != nil:
-		repaired, err = r.cannotCompare(ctx, err)
+		result.repaired, err = r.cannotCompare(ctx, err)
 	default:
-		repaired, err = r.undo(ctx, c, tx)
+		result.repaired, result.unfinished, err = r.undo(ctx, c, tx)
 	}
-	return compared, repaired, err
+	return result, err
 }
 
-// begin does the quick part of a check: it adds missing tables. It returns nil if no comparison is needed.
-func (r *repairer) begin(ctx context.Context, compare bool) (c *comparison, repaired bool, err error) {
+// begin does the quick part of a check: it adds missing tables. It returns nil if no comparison is needed, because
+// nobody else has committed. The caller calls end after the comparison.
+func (r *repairer) begin(ctx context.Context) (c *comparison, repaired bool, err error) {
 	b := r.backend
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -116,7 +122,7 @@ func (r *repairer) begin(ctx context.Context, compare bool) (c *comparison, repa
 		repaired, err = r.reconcile(ctx)
 		return nil, repaired, err
 	}
-	if err := b.removeTemporary(ctx); err != nil || !compare {
+	if err := b.removeTemporary(ctx); err != nil {
 		return nil, false, err
 	}
 	r.concurrent = newConcurrentChanges()
@@ -181,28 +187,30 @@ func (r *repairer) cannotCompare(ctx context.Context, err error) (repaired bool,
 	return r.reconcile(ctx)
 }
 
-// undo commits the difference that a comparison has found, without what own commits changed at the same time.
-func (r *repairer) undo(ctx context.Context, c *comparison, tx nft.Transaction) (repaired bool, err error) {
+// undo commits the difference that a comparison has found, without what own commits changed at the same time: left says
+// that there was such a difference, so that the tables have to be compared again.
+func (r *repairer) undo(ctx context.Context, c *comparison, tx nft.Transaction) (repaired, left bool, err error) {
 	b := r.backend
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.state != stateApplied || c.concurrent.all {
-		return false, nil
+		return false, true, nil
 	}
 	r.failures = 0
-	tx, left := c.concurrent.without(tx)
-	if !left { // else the next check compares again
+	tx, left = c.concurrent.without(tx)
+	if !left {
 		b.generation = c.generation + b.commits - c.commits
 	}
 	if tx.Empty() {
-		return false, nil
+		return false, left, nil
 	}
 	r.foundChange(ctx, describe(tx))
 	if !tx.AddsTable() && b.commit(ctx, tx) == nil {
 		b.repaired()
-		return true, nil
+		return true, left, nil
 	}
-	return r.reconcile(ctx)
+	repaired, err = r.reconcile(ctx)
+	return repaired, left, err
 }
 
 // reconcile reconciles the tables. If that fails, the next check tries again.
@@ -225,16 +233,7 @@ func (r *repairer) foundChange(ctx context.Context, repair string) {
 }
 
 func (r *repairer) logChange(ctx context.Context, repair string) {
-	klog.FromContext(ctx).Info("Somebody else changed the proxy's tables; repairing them",
-		"repair", repair, "lastCommit", r.lastCommit())
-}
-
-// lastCommit says who else was heard committing last; it may have been to other tables.
-func (r *repairer) lastCommit() string {
-	if heard := r.external.Load(); heard != nil {
-		return heard.String()
-	}
-	return "not heard"
+	klog.FromContext(ctx).Info("Somebody else changed the proxy's tables; repairing them", "repair", repair)
 }
 
 func describe(tx nft.Transaction) string {

@@ -21,23 +21,30 @@ func Present(ctx context.Context, conn *nft.Conn, serviceProxyName string) ([]st
 	return tables, err
 }
 
-// HasServices reports whether the tables hold Services, whoever made them: this proxy, or kube-proxy in its nftables
-// mode. Both have each ClusterIP in a set.
-func HasServices(ctx context.Context, conn *nft.Conn) (bool, error) {
-	return hasElement(ctx, conn, compiler.ClusterIPs)
+// HasServices reports whether the tables hold Services of so many addresses, whoever made them: this proxy, or kube-proxy
+// in its nftables mode. Both have each ClusterIP in a set.
+func HasServices(ctx context.Context, conn *nft.Conn, addresses int) (bool, error) {
+	return hasAddresses(ctx, conn, addresses, compiler.ClusterIPs)
 }
 
-// HasEndpoints reports whether the tables hold endpoints. kube-proxy's have them in chains; they have an element in
-// service-ips for each ClusterIP with endpoints.
-func HasEndpoints(ctx context.Context, conn *nft.Conn) (bool, error) {
-	return hasElement(ctx, conn, compiler.Endpoints, compiler.ServiceIPs)
+// HasEndpoints reports whether the tables hold endpoints of so many addresses. kube-proxy's have them in chains; they have
+// an element in service-ips for each ClusterIP with endpoints.
+func HasEndpoints(ctx context.Context, conn *nft.Conn, addresses int) (bool, error) {
+	return hasAddresses(ctx, conn, addresses, compiler.Endpoints, compiler.ServiceIPs)
 }
 
-// hasElement reports whether, in the table of any family, the first of the sets that exists has an element.
-func hasElement(ctx context.Context, conn *nft.Conn, sets ...string) (bool, error) {
+// hasAddresses reports whether the elements of the sets, in the tables of both families, begin with so many different
+// addresses. In each table the first set counts that exists.
+func hasAddresses(ctx context.Context, conn *nft.Conn, enough int, sets ...string) (bool, error) {
+	seen := map[string]bool{}
 	for _, family := range nft.Families {
+		length := nft.Concat{family.Daddr()}.Len()
+		address := func(e nft.Element) bool {
+			seen[string(e.Key[:min(len(e.Key), length)])] = true
+			return len(seen) >= enough
+		}
 		for _, set := range sets {
-			has, err := conn.HasElement(ctx, family, compiler.TableName, set)
+			has, err := conn.HasElement(ctx, family, compiler.TableName, set, address)
 			if errors.Is(err, unix.ENOENT) {
 				continue
 			}

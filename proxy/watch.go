@@ -12,14 +12,15 @@ import (
 )
 
 const (
-	// CheckInterval is the interval at which Watch asks for the kernel's generation number, in case a notice was lost or
-	// the kernel gives none. Asking takes microseconds.
-	CheckInterval = time.Second
+	// CheckInterval is the interval at which Watch asks for the kernel's generation number, which takes microseconds. To
+	// subscribe to commits would cost everybody who commits on this machine: see nft.Monitor.
+	CheckInterval = 50 * time.Millisecond
 	// restPerComparison is the ratio of rest to comparisons, and maxComparisonRest bounds the rest.
 	restPerComparison = 20
 	maxComparisonRest = time.Minute
-	// maxRetryDelay bounds the wait after a failure.
-	maxRetryDelay = 30 * time.Second
+	// firstRetryDelay is the first wait after a failure, and maxRetryDelay bounds the later ones.
+	firstRetryDelay = time.Second
+	maxRetryDelay   = 30 * time.Second
 )
 
 // newBackOff returns waits that begin with first and double up to maxRetryDelay.
@@ -27,20 +28,20 @@ func newBackOff(first time.Duration) *backoff.ExponentialBackOff {
 	return &backoff.ExponentialBackOff{InitialInterval: first, Multiplier: 2, MaxInterval: maxRetryDelay}
 }
 
-// Watch checks the tables whenever somebody else commits, and repairs them, until ctx ends. It adds a missing table at
-// once. To find changes inside the tables, it compares both with the wanted ones, for at most a twentieth of the time
+// Watch checks the tables whenever somebody else has committed, and repairs them, until ctx ends. It adds a missing table
+// at once. To find changes inside the tables, it compares both with the wanted ones, for at most a twentieth of the time
 // if a comparison takes less than three seconds. It also runs the reconciler of session affinity.
 func (b *Backend) Watch(ctx context.Context) {
 	var group sync.WaitGroup
 	group.Go(func() { retry(ctx, "reconcile session affinity", b.affinity.run) })
-	group.Go(func() { retry(ctx, "listen for other programs' commits", b.repairs.listen) })
 	group.Go(func() { retry(ctx, "check the tables", b.repairs.run) })
+	group.Go(func() { retry(ctx, "refresh the tables", b.refresh) })
 	group.Wait()
 }
 
 // retry calls do until ctx ends, with back-off when it fails.
 func retry(ctx context.Context, what string, do func(context.Context) error) {
-	for waits := newBackOff(CheckInterval); ctx.Err() == nil; {
+	for waits := newBackOff(firstRetryDelay); ctx.Err() == nil; {
 		begin := time.Now()
 		err := do(ctx)
 		if time.Since(begin) > maxRetryDelay {
@@ -54,48 +55,8 @@ func retry(ctx context.Context, what string, do func(context.Context) error) {
 	}
 }
 
-func (r *repairer) listen(ctx context.Context) error {
-	monitor, err := r.backend.conn.Monitor(ctx, "")
-	if err != nil {
-		return err
-	}
-	defer monitor.Close()
-	r.setMonitor(monitor)
-	defer r.setMonitor(nil)
-	for {
-		heard, err := monitor.Next(ctx)
-		if err != nil {
-			return err
-		}
-		r.external.Store(&heard)
-		r.noticed.signal()
-	}
-}
-
-func (r *repairer) setMonitor(m *nft.Monitor) {
-	r.backend.mu.Lock()
-	defer r.backend.mu.Unlock()
-	r.monitor = m
-}
-
-// ownCommit has the monitor leave its group, because the kernel takes time to describe each element of a commit to
-// those who listen. The caller calls listen after the commit: the generation number tells whether others committed too.
-func (r *repairer) ownCommit(tx nft.Transaction) (listen func(context.Context)) {
-	r.concurrent.note(tx)
-	if r.monitor == nil || r.monitor.Leave() != nil {
-		return func(context.Context) {}
-	}
-	return func(ctx context.Context) {
-		if r.monitor.Join() != nil {
-			return // without the monitor, the next check asks for the generation number
-		}
-		if now, err := r.backend.conn.Generation(ctx); err != nil || now != r.backend.generation {
-			r.noticed.signal()
-		}
-	}
-}
-
-// run checks the tables until ctx ends. It returns an error if it cannot open a connection.
+// run asks for the generation number until ctx ends, and checks the tables when it has changed. It returns an error if it
+// cannot ask. It asks over a connection of its own, so that no Sync waits for it.
 func (r *repairer) run(ctx context.Context) error {
 	conn, err := r.backend.conn.Another()
 	if err != nil {
@@ -108,10 +69,16 @@ func (r *repairer) run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-r.noticed:
 		case <-tick.C:
 		}
-		r.next(ctx, conn)
+		generation, err := conn.Generation(ctx)
+		if err != nil {
+			return err
+		}
+		if generation != r.checked || r.unfinished && !time.Now().Before(r.nextComparison) {
+			r.checked = generation
+			r.next(ctx, conn)
+		}
 	}
 }
 
@@ -119,13 +86,14 @@ func (r *repairer) run(ctx context.Context) error {
 func (r *repairer) next(ctx context.Context, conn *nft.Conn) {
 	logger := klog.FromContext(ctx)
 	compare := !time.Now().Before(r.nextComparison)
-	compared, repaired, err := r.check(ctx, conn, compare)
-	r.rest(restAfter(compared))
-	if repaired {
+	result, err := r.check(ctx, conn, compare)
+	r.unfinished = result.unfinished || err != nil
+	r.rest(restAfter(result.compared))
+	if result.repaired {
 		if wait := r.conflict.repaired(time.Now()); wait > 0 {
 			r.rest(wait)
 			logger.Error(nil, "Another program keeps changing the proxy's tables; comparing less often. Does a second proxy run on this node?",
-				"lastCommit", r.lastCommit(), "next", wait)
+				"next", wait, "remedy", findChanger)
 		}
 	}
 	switch {
@@ -141,8 +109,12 @@ func (r *repairer) next(ctx context.Context, conn *nft.Conn) {
 		wait := r.retry.NextBackOff()
 		logger.Error(err, "Cannot check or repair the tables; trying again", "in", wait)
 		sleep(ctx, wait)
+		r.checked = 0 // no ruleset has this number
 	}
 }
+
+// findChanger says how to find out who changes the tables. The kernel does not tell afterwards.
+const findChanger = "ruledump watch names the program at its next change"
 
 func restAfter(compared time.Duration) time.Duration {
 	return min(restPerComparison*compared, maxComparisonRest)
@@ -172,7 +144,7 @@ type repairConflict struct {
 	waits *backoff.ExponentialBackOff
 }
 
-func newRepairConflict() repairConflict { return repairConflict{waits: newBackOff(CheckInterval)} }
+func newRepairConflict() repairConflict { return repairConflict{waits: newBackOff(firstRetryDelay)} }
 
 // repaired notes a repair, and returns how long not to compare the tables. Missing tables are added nevertheless.
 func (c *repairConflict) repaired(now time.Time) (wait time.Duration) {

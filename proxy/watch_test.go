@@ -2,10 +2,12 @@ package proxy
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,6 +16,8 @@ import (
 	"github.com/nftproxy/nftproxy/internal/testkit/netns"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
+	"github.com/nftproxy/nftproxy/nft/nfttest"
+	"golang.org/x/sys/unix"
 )
 
 // manyPorts is n Services with two endpoints each. The last byte of the first endpoint's address is version.
@@ -92,9 +96,11 @@ func foreignElement(b *Backend, last byte) nft.Transaction {
 }
 
 func TestBackendWatch(t *testing.T) {
-	t.Run("hears of commits", testWatchHearsOfCommits)
+	t.Run("adds a missing table again and again", testWatchAddsAMissingTable)
+	t.Run("asks for the generation without the lock of Syncs", testWatchAsksWithoutTheLock)
 	t.Run("backs off while the kernel refuses the repair", testWatchBacksOff)
 	t.Run("notices a flush while comparisons rest", testWatchWhileComparisonsRest)
+	t.Run("makes a comparison that rested", testWatchMakesAComparisonThatRested)
 	t.Run("rests for its comparisons alone", testWatchRestsForItsComparisons)
 	t.Run("rests for a minute at most", testWatchRestsForAMinuteAtMost)
 }
@@ -135,7 +141,7 @@ func testWatchRestsForItsComparisons(t *testing.T) {
 	}
 	// A Sync that begins after the comparison did.
 	commit(t, others, foreignElement(b, 2))
-	comparison, _, err := b.repairs.begin(t.Context(), true)
+	comparison, _, err := b.repairs.begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -162,34 +168,84 @@ func testWatchRestsForAMinuteAtMost(t *testing.T) {
 	}
 }
 
-func testWatchHearsOfCommits(t *testing.T) {
+func testWatchAddsAMissingTable(t *testing.T) {
 	b, others := watched(t, 10, Hooks{})
-	b.repairs.interval = time.Hour
 	watch(t, b)
 	// That there is a table is not enough: before Linux 6.3 there is an empty one while the repair is being committed,
 	// because the transaction begins with one that it adds and deletes.
 	repaired := func() error { return kernelDiffers(t.Context(), others, b) }
-	// The listener may not have joined yet.
-	for range 5 {
-		eventually(t, "the backend listens", func() bool {
-			b.mu.Lock()
-			defer b.mu.Unlock()
-			return b.repairs.monitor != nil
-		})
+	for version := range byte(5) {
 		commit(t, others, nft.Remove(nft.FamilyIP, compiler.TableName))
 		await.Until(t, "the table is back", repaired)
+		if err := b.Sync(t.Context(), manyPorts(10, version)); err != nil {
+			t.Fatal(err)
+		}
+		commit(t, others, nft.Remove(nft.FamilyIP6, compiler.TableName))
+		await.Until(t, "the table is back after a Sync", repaired)
 	}
-	// While this process commits it does not hear of others.
-	if err := b.Sync(t.Context(), manyPorts(10, 2)); err != nil {
+}
+
+// asking counts the requests for the generation number that are sent over a socket.
+type asking struct {
+	nft.Socket
+	asked *atomic.Int32
+}
+
+func (a *asking) Send(b []byte) error {
+	if binary.NativeEndian.Uint16(b[4:]) == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN {
+		a.asked.Add(1)
+	}
+	return a.Socket.Send(b)
+}
+
+func testWatchAsksWithoutTheLock(t *testing.T) {
+	var kernel nfttest.Kernel
+	var asked atomic.Int32
+	c, err := nft.Dial(nft.Config{Open: func() (nft.Socket, error) {
+		s, err := kernel.Open()
+		return &asking{s, &asked}, err
+	}})
+	if err != nil {
 		t.Fatal(err)
 	}
-	commit(t, others, nft.Remove(nft.FamilyIP6, compiler.TableName))
-	await.Until(t, "the table is back after a Sync", repaired)
+	defer c.Close()
+	b, err := NewBackend(c, compiler.Default(), Hooks{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.Close() })
+	if err := b.Sync(t.Context(), manyPorts(10, 1)); err != nil {
+		t.Fatal(err)
+	}
+	b.repairs.interval = time.Millisecond
+	watch(t, b)
+	asksAgain := func(what string) {
+		t.Helper()
+		before := asked.Load()
+		eventually(t, what, func() bool { return asked.Load() > before+5 })
+	}
+	asksAgain("it asks after its first check")
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	asksAgain("it asks while a Sync holds the lock")
+}
+
+// A foreign change that is found while comparisons rest is undone afterwards, although nobody commits again.
+func testWatchMakesAComparisonThatRested(t *testing.T) {
+	b, others := watched(t, 10, Hooks{})
+	b.repairs.rest(500 * time.Millisecond)
+	rested := b.repairs.nextComparison
+	commit(t, others, foreignElement(b, 1))
+	watch(t, b)
+	await.Until(t, "the foreign element is gone", func() error { return kernelDiffers(t.Context(), others, b) })
+	if time.Now().Before(rested) {
+		t.Error("the tables were compared while comparisons rest")
+	}
 }
 
 func TestBackendCheck(t *testing.T) {
 	t.Run("finds what is foreign and nothing else beside Syncs and commits", testCheckBesideSyncsAndCommits)
-	t.Run("compares nothing after a start if nobody committed", testCheckAfterStart)
+	t.Run("compares the tables if others committed, and not for own commits", testCheckComparesIfOthersCommitted)
 	t.Run("finds what is foreign although an own commit changed nothing", testCheckAfterAnOwnCommitThatChangedNothing)
 	t.Run("finds a foreign policy of a chain that a commit rewrote meanwhile", testCheckBesideARewrittenChain)
 }
@@ -240,21 +296,59 @@ func testCheckBesideSyncsAndCommits(t *testing.T) {
 	compareWithKernel(t, others, b)
 }
 
-func testCheckAfterStart(t *testing.T) {
+func testCheckComparesIfOthersCommitted(t *testing.T) {
 	b, others := watched(t, 10, Hooks{})
-	compared := func() bool {
-		c, _, err := b.repairs.begin(t.Context(), true)
-		if err != nil {
+	version := byte(1)
+	own := func(t *testing.T) {
+		version++
+		changes := manyPorts(10, version)
+		for _, p := range manyPorts(10, version).Ports { // and in the other family, for one batch of both
+			p.ID.Family = model.IPv6
+			p.ClusterIP = netip.AddrFrom16([16]byte{0: 0xfd, 14: p.ClusterIP.As4()[2], 15: 1})
+			p.Cluster = []model.Endpoint{{AddrPort: netip.AddrPortFrom(netip.AddrFrom16([16]byte{0: 0xfd, 1: 1, 15: version}), 8080)}}
+			changes.Ports[p.ID] = p
+		}
+		if err := b.Sync(t.Context(), changes); err != nil {
 			t.Fatal(err)
 		}
-		return c != nil
 	}
-	if compared() {
-		t.Error("the first check compares the tables, although nobody has committed since the first Sync")
+	theirs := func(t *testing.T) {
+		tx := nft.Replace(&nft.Table{Family: nft.FamilyIP, Name: "theirs"})
+		tx.Append(nft.Replace(&nft.Table{Family: nft.FamilyIP6, Name: "theirs"}))
+		commit(t, others, tx)
 	}
-	commit(t, others, foreignElement(b, 1))
-	if !compared() {
-		t.Error("a check does not compare the tables although somebody committed")
+	check := func(t *testing.T) {
+		if repaired, err := b.Check(t.Context()); err != nil || repaired {
+			t.Fatalf("Check = %v, %v", repaired, err)
+		}
+	}
+	for _, tc := range []struct {
+		name  string
+		steps []func(*testing.T)
+		want  bool
+	}{
+		{"after a start", nil, false},
+		{"after own commits", []func(*testing.T){own, own}, false},
+		{"after a commit of others", []func(*testing.T){theirs}, true},
+		{"after a commit of others before an own one", []func(*testing.T){theirs, own}, true},
+		{"after one between own ones", []func(*testing.T){own, theirs, own}, true},
+		{"after as many of others as own ones", []func(*testing.T){own, theirs, own, theirs}, true},
+		{"after own commits that follow the check", []func(*testing.T){theirs, own, check, own, own}, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			for _, step := range tc.steps {
+				step(t)
+			}
+			c, _, err := b.repairs.begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if compares := c != nil; compares != tc.want {
+				t.Errorf("the check compares the tables: %v, want %v", compares, tc.want)
+			}
+			b.repairs.end()
+			check(t)
+		})
 	}
 }
 
@@ -298,7 +392,7 @@ func testCheckBesideARewrittenChain(t *testing.T) {
 	theirs.DropPolicy = true
 	commit(t, others, nft.Transaction{Steps: []nft.Step{{Op: nft.AddChain, Table: table, Chain: &theirs}}})
 
-	c, _, err := b.repairs.begin(t.Context(), true)
+	c, _, err := b.repairs.begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -314,8 +408,8 @@ func testCheckBesideARewrittenChain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.repairs.undo(t.Context(), c, tx); err != nil {
-		t.Fatal(err)
+	if _, left, err := b.repairs.undo(t.Context(), c, tx); err != nil || !left {
+		t.Fatalf("a difference in a chain that was rewritten meanwhile: %v, %v; want another comparison", left, err)
 	}
 	b.repairs.end()
 
@@ -388,8 +482,8 @@ func TestRepairConflict(t *testing.T) {
 		want    time.Duration
 	}{
 		{"a few repairs may be chance", time.Second, conflictRepairs, 0},
-		{"one more makes the next comparison wait", time.Second, conflictRepairs + 1, CheckInterval},
-		{"each further one waits twice as long", time.Second, conflictRepairs + 3, 4 * CheckInterval},
+		{"one more makes the next comparison wait", time.Second, conflictRepairs + 1, firstRetryDelay},
+		{"each further one waits twice as long", time.Second, conflictRepairs + 3, 4 * firstRetryDelay},
 		{"repairs now and then do not belong together", conflictGap + time.Second, 100, 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 func TestDirectReturn(t *testing.T) {
@@ -41,6 +42,7 @@ func TestDirectReturn(t *testing.T) {
 			tracker := New(Options{NodeName: thisNode, DirectReturn: !tt.off, OnSkip: skipped.count})
 			service := makeService(func(s *corev1.Service) {
 				s.Spec.ExternalIPs = []string{"203.0.113.1"}
+				s.UID, s.CreationTimestamp = "3f6c", metav1.Unix(7, 0)
 				if tt.annotation != "" {
 					s.Annotations = map[string]string{AnnotationDirectReturn: tt.annotation}
 				}
@@ -55,6 +57,9 @@ func TestDirectReturn(t *testing.T) {
 			port := onePort(t, tracker)
 			if port.DirectReturn != tt.want {
 				t.Errorf("direct return is %v, want %v", port.DirectReturn, tt.want)
+			}
+			if c := port.Creation; (c != nil) != tt.want || c != nil && (c.UID != "3f6c" || c.Time.Unix() != 7) {
+				t.Errorf("the Service was created at %v", c)
 			}
 			// All nodes need one list, so topology does not apply.
 			cluster := []string{"10.0.0.1:8080 local"}

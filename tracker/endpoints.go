@@ -76,7 +76,7 @@ func (s *endpointSlice) candidate(i int, port uint16, this nodeCode) candidate {
 
 // withoutDuplicates sorts candidates by address and drops duplicates. Two slices may hold one address
 // and disagree: while an endpoint moves from one slice to another, or when a new pod gets
-// the address of one that still terminates, perhaps on another node. The one of higher rank wins, so
+// the address of one that still terminates, perhaps on another node. The one of highest rank wins, so
 // the result does not depend on the order of events.
 func withoutDuplicates(candidates []candidate) []candidate {
 	if !slices.IsSortedFunc(candidates, compareCandidates) {
@@ -93,10 +93,11 @@ func compareCandidates(a, b candidate) int {
 	return b.rank() - a.rank()
 }
 
-// rank prefers an endpoint that is ready, then one that serves, then one that does not
-// terminate, then one on this node.
+// rank prefers an endpoint that does not terminate, then one that is ready, then one that serves, then one on this node.
+// Packets to the address reach the pod that has it now, which is the one that does not terminate, and that pod may not
+// be ready yet. kube-proxy prefers it too, and leaves the rest undefined.
 func (c candidate) rank() (rank int) {
-	for _, better := range [...]bool{c.ready, c.serving, !c.terminating, c.Local} {
+	for _, better := range [...]bool{!c.terminating, c.ready, c.serving, c.Local} {
 		rank *= 2
 		if better {
 			rank++

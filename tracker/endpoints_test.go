@@ -344,9 +344,12 @@ func testEndpointInTwoSlices(t *testing.T) {
 			a:    here("!ready", "serving", "terminating"), b: there("!ready", "serving"),
 		},
 		{
-			name: "serving while it terminates beats not serving at all",
+			name: "one that is not ready beats one that serves while it terminates",
 			a:    here("!ready", "!serving"), b: there("!ready", "serving", "terminating"),
-			want: lists{Cluster: []string{"10.0.0.1:8080"}},
+		},
+		{
+			name: "one that is not ready beats one that is ready while it terminates",
+			a:    here("!ready", "!serving"), b: there("ready", "terminating"),
 		},
 		{
 			name: "among equals the one on this node counts",

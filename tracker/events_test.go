@@ -403,9 +403,17 @@ func TestNode(t *testing.T) {
 			if diff := cmp.Diff(&tc.want, tracker.Changes().Node, sameAddrs); diff != "" {
 				t.Errorf("node (-want +got):\n%s", diff)
 			}
+			known := len(tc.want.IPs)+len(tc.want.PodCIDRs) > 0
 			tracker.DeleteNode(thisNode)
-			if c := tracker.Changes(); c != nil {
-				t.Errorf("deletion of the Node object changed %v", c)
+			tracker.DeleteNode(thisNode)
+			tc.want.GoingAway = true
+			c := tracker.Changes()
+			switch {
+			case !known && c == nil:
+			case !known:
+				t.Errorf("deletion of a Node object that is not known changed %v", c)
+			case len(c.Ports) > 0 || !cmp.Equal(&tc.want, c.Node, sameAddrs):
+				t.Errorf("deletion of the Node object (-want +got):\n%s", cmp.Diff(&tc.want, c.Node, sameAddrs))
 			}
 		})
 	}

@@ -73,15 +73,13 @@ func parseService(obj *corev1.Service, options *Options) *service {
 // forThisProxy reports whether obj is a Service that needs a proxy, and this one.
 func forThisProxy(obj *corev1.Service, proxyName string) bool {
 	name, labelled := obj.Labels[LabelServiceProxyName]
-	return name == proxyName && labelled == (proxyName != "") && obj.Spec.Type != corev1.ServiceTypeExternalName &&
-		obj.Spec.ClusterIP != corev1.ClusterIPNone && !slices.Contains(obj.Spec.ClusterIPs, corev1.ClusterIPNone)
+	return name == proxyName && labelled == (proxyName != "") && needsProxy(&obj.Spec)
 }
 
-// NeedsProxy reports whether a Service needs the cluster's Service proxy: it has ports and a ClusterIP, is neither
-// headless nor of type ExternalName, and names no other proxy.
-func NeedsProxy(obj *corev1.Service) bool {
-	return forThisProxy(obj, "") && len(obj.Spec.Ports) > 0 &&
-		(isIP(obj.Spec.ClusterIP) || slices.ContainsFunc(obj.Spec.ClusterIPs, isIP))
+// needsProxy reports whether a Service is neither headless nor of type ExternalName.
+func needsProxy(spec *corev1.ServiceSpec) bool {
+	return spec.Type != corev1.ServiceTypeExternalName &&
+		spec.ClusterIP != corev1.ClusterIPNone && !slices.Contains(spec.ClusterIPs, corev1.ClusterIPNone)
 }
 
 func isIP(text string) bool {
@@ -107,7 +105,10 @@ func (s *service) parsePolicies(obj *corev1.Service, options *Options) model.Ser
 		base.HealthCheckNodePort = s.optionalPort(spec.HealthCheckNodePort, "spec.healthCheckNodePort")
 	}
 	base.AffinityTimeout = s.parseAffinity(spec)
-	base.DirectReturn = options.DirectReturn && takesExternalTraffic(spec) && s.parseDirectReturn(obj, &base)
+	if options.DirectReturn && takesExternalTraffic(spec) && s.parseDirectReturn(obj, &base) {
+		base.DirectReturn = true
+		base.Creation = &model.Creation{Time: obj.CreationTimestamp.UTC(), UID: string(obj.UID)}
+	}
 	return base
 }
 

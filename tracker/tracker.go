@@ -239,7 +239,7 @@ func (t *Tracker) SetNode(obj *corev1.Node) {
 }
 
 // DeleteNode implements Sink. The data of a node with a View stays: a Node object may be deleted
-// and registered anew, and the machine is still there.
+// and registered anew, and the machine is still there. Until then it is going away.
 func (t *Tracker) DeleteNode(name string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -248,9 +248,14 @@ func (t *Tracker) DeleteNode(name string) {
 		t.options.Logger.Info("Node of this proxy was deleted, keeping its addresses and zone", "node", name)
 	}
 	switch {
-	case n == nil:
+	case n == nil || n.deleted:
 	case watched:
-		n.deleted = true
+		gone := *n // views have n
+		gone.deleted, gone.GoingAway, gone.changed = true, true, t.changes.next()
+		t.known[name] = &gone
+		for _, v := range t.viewsOf(name) {
+			v.signal()
+		}
 	default:
 		t.forgetNode(name)
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"time"
 
@@ -28,12 +27,6 @@ func cleanup(ctx context.Context, serviceProxyName string, remover leftovers.Rem
 	if err != nil {
 		return err
 	}
-	// The monitor starts before the removal, so it cannot miss the commit of a proxy that adds the tables again.
-	commits, err := conn.Monitor(ctx, "")
-	if err != nil {
-		return err
-	}
-	defer commits.Close()
 	if err := proxy.Cleanup(ctx, conn, serviceProxyName); err != nil {
 		return err
 	}
@@ -52,7 +45,7 @@ func cleanup(ctx context.Context, serviceProxyName string, remover leftovers.Rem
 	if len(tables) == 0 {
 		return err
 	}
-	return errors.Join(err, addedAgain(ctx, commits, func() ([]string, error) { return proxy.Present(ctx, conn, serviceProxyName) }))
+	return errors.Join(err, addedAgain(ctx, conn, serviceProxyName))
 }
 
 // cleanupLeftovers removes the leftovers of kube-proxy's other modes, without regard for connections of the mode ipvs.
@@ -61,41 +54,40 @@ func cleanupLeftovers(ctx context.Context, remover leftovers.Remover) (removed i
 	logger := klog.FromContext(ctx)
 	remover.DrainTimeout = 0
 	removal, err := remover.Remove(ctx)
-	if n := len(removal.Removed); n > 0 {
+	if n := removal.Removed.Count; n > 0 {
 		logger.Info("Removed what the modes iptables and ipvs left, and the rules that led there",
-			"count", n, "example", removal.Removed[0])
+			"count", n, "example", removal.Removed.First[0])
 	}
 	if removal.Ended > 0 {
 		logger.Info("Ended connections of the mode ipvs", "connections", removal.Ended)
 	}
-	for _, kept := range removal.Kept {
-		logger.Info("Kept, because a rule of another program leads to it", "name", kept)
+	if n := removal.Kept.Count; n > 0 {
+		logger.Info("Kept what another program uses", "count", n, "names", removal.Kept.First)
 	}
-	return len(removal.Removed), errors.Join(err, remaining(ctx))
+	return removal.Removed.Count, errors.Join(err, remaining(ctx))
 }
 
 // returnTime limits the wait for removed tables to come back. A proxy adds them again within about a second.
 const returnTime = 3 * time.Second
 
-// addedAgain waits for a running proxy to add the tables again. The error names the process.
-func addedAgain(ctx context.Context, commits *nft.Monitor, present func() ([]string, error)) error {
+// addedAgain returns an error if a running proxy adds the tables again.
+func addedAgain(ctx context.Context, conn *nft.Conn, serviceProxyName string) error {
 	waiting, cancel := context.WithTimeout(ctx, returnTime)
 	defer cancel()
+	look := time.NewTicker(proxy.CheckInterval)
+	defer look.Stop()
 	for {
-		commit, err := commits.Next(waiting)
-		if ctx.Err() == nil && waiting.Err() != nil {
-			return nil
+		select {
+		case <-waiting.Done():
+			return ctx.Err()
+		case <-look.C:
 		}
+		tables, err := proxy.Present(ctx, conn, serviceProxyName)
 		if err != nil {
 			return err
 		}
-		tables, err := present()
-		if err != nil {
-			return err
-		}
-		if len(tables) > 0 && commit.PID != uint32(os.Getpid()) {
-			return fmt.Errorf("a proxy runs on this node: %s has added again %s; stop it, then clean up",
-				commit.Who(), strings.Join(tables, " and "))
+		if len(tables) > 0 {
+			return fmt.Errorf("a proxy runs on this node: it has added again %s; stop it, then clean up", strings.Join(tables, " and "))
 		}
 	}
 }

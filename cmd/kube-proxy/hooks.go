@@ -2,6 +2,9 @@ package main
 
 import (
 	"context"
+	"os"
+	"os/signal"
+	"syscall"
 
 	"k8s.io/klog/v2"
 
@@ -21,11 +24,11 @@ type sourceHooks struct {
 	onFailing    func(resource string, failing bool)
 	onMissing    func(node.Missing)
 	previousNode func() (model.Node, error)
-	// empty decides about a state without Services.
-	empty model.EmptyGuard
+	// guard decides about lists that lack most of what serves.
+	guard *model.ListGuard
 }
 
-func newSourceHooks(ctx context.Context, p *health.Proxy, conn *nft.Conn, serviceProxyName string) sourceHooks {
+func newSourceHooks(ctx context.Context, p *health.Proxy, conn *nft.Conn, guard *model.ListGuard, serviceProxyName string) sourceHooks {
 	return sourceHooks{
 		onFailing: func(resource string, failing bool) {
 			p.SetFailing(resource, failing)
@@ -36,25 +39,46 @@ func newSourceHooks(ctx context.Context, p *health.Proxy, conn *nft.Conn, servic
 			metrics.SetNodeMissing(m.Node, m.Addresses, m.PodCIDRs)
 		},
 		previousNode: func() (model.Node, error) { return previousNode(ctx, conn, serviceProxyName) },
-		empty: model.EmptyGuard{
-			Off:    serviceProxyName != "",
-			Before: func(resource string) bool { return inForce(ctx, conn, resource) },
-			OnHeld: func(resource, reason string) {
-				p.SetHeld(resource, reason)
-				metrics.SetEmptyHeld(resource, reason != "")
-			},
-		},
+		guard:        guard,
+	}
+}
+
+// newListGuard returns the guard of a proxy, which SIGUSR1 tells to believe.
+func newListGuard(ctx context.Context, conn *nft.Conn) *model.ListGuard {
+	guard := &model.ListGuard{
+		Before: func(resource string, kubernetes bool) bool { return inForce(ctx, conn, resource, kubernetes) },
+		OnHeld: func(resource, reason string) { metrics.SetLossesHeld(resource, reason != "") },
+	}
+	go believeOnSignal(ctx, guard)
+	return guard
+}
+
+// believeOnSignal makes the guard believe on each SIGUSR1.
+func believeOnSignal(ctx context.Context, guard *model.ListGuard) {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGUSR1)
+	defer signal.Stop(signals)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-signals:
+			klog.FromContext(ctx).Info("SIGUSR1: believing the last lists", "held", guard.Believe())
+		}
 	}
 }
 
 // inForce reports whether the rules in the kernel, of any earlier kube-proxy in any mode, have a resource; true if it cannot
-// read them.
-func inForce(ctx context.Context, conn *nft.Conn, resource string) bool {
-	look := proxy.HasServices
+// read them. If the list has default/kubernetes, rules for one address prove nothing.
+func inForce(ctx context.Context, conn *nft.Conn, resource string, kubernetes bool) bool {
+	look, addresses := proxy.HasServices, 1
 	if resource == "endpointslices" {
 		look = proxy.HasEndpoints
 	}
-	has, err := look(ctx, conn)
+	if kubernetes {
+		addresses = 2
+	}
+	has, err := look(ctx, conn, addresses)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot read what the rules in the kernel have; taking it that they have some", "resource", resource)
 		return true
@@ -101,7 +125,7 @@ func observeFlows(family model.Family, stats conntrack.Stats, err error) {
 
 // hooks returns callbacks that set the metrics of the backend. Tables that the backend cannot repair count as a change
 // that waits for a sync.
-func hooks(h *health.Proxy) proxy.Hooks {
+func hooks(h *health.Proxy, events *node.Events) proxy.Hooks {
 	return proxy.Hooks{
 		OnCommitting:    h.Committing,
 		OnCommit:        metrics.ObserveCommit,
@@ -109,6 +133,12 @@ func hooks(h *health.Proxy) proxy.Hooks {
 		OnForeignChange: metrics.CountForeignChange,
 		OnRepair:        metrics.CountRepair,
 		OtherRules:      otherModes,
+		OnWithoutDirectReturn: func(news []model.PortID, all int) {
+			metrics.SetDirectReturnDenied(all)
+			for _, id := range news {
+				events.DirectReturnDenied(id.Namespace, id.Service, id.Port)
+			}
+		},
 		OnDiverged: func(yes bool) {
 			metrics.SetDiverged(yes)
 			if yes {

@@ -11,6 +11,7 @@ import (
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/internal/config"
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
+	"github.com/nftproxy/nftproxy/internal/directreturn"
 	"github.com/nftproxy/nftproxy/internal/leftovers"
 	"github.com/nftproxy/nftproxy/internal/nodeaddr"
 	"github.com/nftproxy/nftproxy/nft"
@@ -69,6 +70,9 @@ func prepareKernel(ctx context.Context, o *options, conn *nft.Conn) (missing []s
 func nameObstacles(ctx context.Context, serviceProxyName string) {
 	const named = 10
 	logger := klog.FromContext(ctx)
+	if !directreturn.LittleEndian {
+		logger.Info("Direct return: this machine is big-endian and computes other slots than other nodes; it serves as under policy Cluster")
+	}
 	if strict := (sysctl.Tree{}).StrictReversePaths(); len(strict) > 0 {
 		logger.Info("Direct return: strict rp_filter drops what other nodes send on by these interfaces",
 			"interfaces", strict[:min(len(strict), named)], "count", len(strict))

@@ -61,23 +61,29 @@ func (o *serverOptions) addFlags(flags *pflag.FlagSet) {
 		"node-local-cert-file", "node-local-key-file", "node-local-ca-file")
 }
 
-func (o *serverOptions) source() (tracker.Source, error) {
-	// Clients may have rules for Services and endpoints, so the source does not believe a state without any at its start.
-	empty := model.EmptyGuard{
-		Off:    o.serviceProxyName != "",
-		Before: func(string) bool { return true },
-		OnHeld: func(resource, reason string) { nftmetrics.SetEmptyHeld(resource, reason != "") },
+// newServerGuard returns the guard of a server. Clients may have rules for Services and endpoints, so the server believes
+// no first list without any. With default/kubernetes it does, because a new cluster has no others; clients with a state
+// hold what that lacks.
+func newServerGuard(ctx context.Context) *model.ListGuard {
+	guard := &model.ListGuard{
+		Before: func(_ string, kubernetes bool) bool { return !kubernetes },
+		OnHeld: func(resource, reason string) { nftmetrics.SetLossesHeld(resource, reason != "") },
 	}
+	go believeOnSignal(ctx, guard)
+	return guard
+}
+
+func (o *serverOptions) source(guard *model.ListGuard) (tracker.Source, error) {
 	if o.manifests == "" {
 		config := o.apiserver("")
-		config.EveryNode, config.OnFailing, config.Empty = true, nftmetrics.SetWatchFailing, empty
+		config.EveryNode, config.OnFailing, config.Guard = true, nftmetrics.SetWatchFailing, guard
 		return apiserver.New(config)
 	}
 	if o.config.ClientConnection.Kubeconfig != "" || o.master != "" {
 		return nil, errors.New("--manifests: cannot be combined with --kubeconfig or --master: Services come from one place")
 	}
 	source := manifests.New(o.manifests)
-	source.OnFailing, source.Empty = nftmetrics.SetWatchFailing, empty
+	source.OnFailing, source.Guard, source.MayBeEmpty = nftmetrics.SetWatchFailing, guard, o.serviceProxyName != ""
 	return source, nil
 }
 
@@ -91,7 +97,8 @@ func (o *serverOptions) run(ctx context.Context) error {
 	}
 	config.UseInClients(gates)
 	nftmetrics.RegisterServer()
-	source, err := o.source()
+	guard := newServerGuard(ctx)
+	source, err := o.source(guard)
 	if err != nil {
 		return err
 	}
@@ -105,7 +112,7 @@ func (o *serverOptions) run(ctx context.Context) error {
 		return err
 	}
 	if o.metricsAddress != "" {
-		s := &httpServer{"metrics server", o.metricsAddress, "--metrics-bind-address", serverPages(t), func(error) {}}
+		s := &httpServer{"metrics server", o.metricsAddress, "--metrics-bind-address", serverPages(t, guard), func(error) {}}
 		group.Go(func() error { return s.serve(ctx, true) })
 	}
 	group.Go(func() error { return source.Run(ctx, t) })
@@ -113,8 +120,9 @@ func (o *serverOptions) run(ctx context.Context) error {
 }
 
 // serverPages returns the metrics and the health of a server. /livez says that the process answers; /readyz and
-// /healthz are 503 until t knows all Services and EndpointSlices.
-func serverPages(t *tracker.Tracker) http.Handler {
+// /healthz are 503 until t knows all Services and EndpointSlices. Later they are 200, and say what is held: clients that
+// come get what is in force.
+func serverPages(t *tracker.Tracker, guard *model.ListGuard) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", legacyregistry.Handler())
 	ok := func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") } // whoever asked may be gone
@@ -124,6 +132,9 @@ func serverPages(t *tracker.Tracker) http.Handler {
 			return
 		}
 		ok(w, r)
+		for _, held := range guard.Held() {
+			_, _ = io.WriteString(w, "; "+held)
+		}
 	}
 	mux.HandleFunc("/livez", ok)
 	mux.HandleFunc("/readyz", ready)

@@ -144,11 +144,11 @@ func (o *options) nodeName() (string, error) {
 func (o *options) source(nodeName string, hooks sourceHooks) (tracker.Source, error) {
 	if o.manifests != "" {
 		source := manifests.New(o.manifests)
-		source.OnFailing, source.Empty = hooks.onFailing, hooks.empty
+		source.OnFailing, source.Guard, source.MayBeEmpty = hooks.onFailing, hooks.guard, o.serviceProxyName != ""
 		return node.NewSource(source, o.guard(nodeName, hooks)), nil
 	}
 	config := o.apiserver(nodeName)
-	config.OnFailing, config.Empty = hooks.onFailing, hooks.empty
+	config.OnFailing, config.Guard = hooks.onFailing, hooks.guard
 	source, err := apiserver.New(config)
 	if err != nil {
 		return nil, err

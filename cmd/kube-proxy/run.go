@@ -96,14 +96,17 @@ type parts struct {
 
 func newParts(ctx context.Context, o *options, compilerConfig compiler.Config, conn *nft.Conn) (p *parts, err error) {
 	p = &parts{detectLocal: compilerConfig.DetectLocal, applied: make(chan struct{})}
-	p.health = health.NewProxy(health.Options{Timeout: 2 * o.config.SyncPeriod.Duration, OnHealthz: metrics.CountHealthz, OnLivez: metrics.CountLivez})
+	guard := newListGuard(ctx, conn)
+	p.health = health.NewProxy(health.Options{
+		Timeout: 2 * o.config.SyncPeriod.Duration, Held: guard.Held, OnHealthz: metrics.CountHealthz, OnLivez: metrics.CountLivez,
+	})
 	if p.nodeName, err = o.nodeName(); err != nil {
 		return nil, err
 	}
 	if p.events, err = o.events(ctx, p.nodeName); err != nil {
 		return nil, err
 	}
-	if p.backend, err = proxy.NewBackend(conn, compilerConfig, hooks(p.health)); err != nil {
+	if p.backend, err = proxy.NewBackend(conn, compilerConfig, hooks(p.health, p.events)); err != nil {
 		return nil, err
 	}
 	if p.flows, err = conntrack.NewCleaner(conntrack.CleanerOptions{Logger: klog.FromContext(ctx), OnSearch: observeFlows}); err != nil {
@@ -120,7 +123,7 @@ func newParts(ctx context.Context, o *options, compilerConfig compiler.Config, c
 		OnListeners:     metrics.SetLocalhostListeners,
 		OnListenFailure: metrics.CountLocalhostListenFailure,
 	})
-	feed, err := p.feed(ctx, o, newSourceHooks(ctx, p.health, conn, o.serviceProxyName))
+	feed, err := p.feed(ctx, o, newSourceHooks(ctx, p.health, conn, guard, o.serviceProxyName))
 	if err != nil {
 		return nil, err
 	}
@@ -163,7 +166,7 @@ func (p *parts) remoteFeed(ctx context.Context, o *options, hooks sourceHooks) (
 		OnConnected:       func(yes bool) { hooks.onFailing(nodeLocalSource, !yes) },
 		IgnoreExternalIPs: config.Tracker(o.config).IgnoreExternalIPs,
 		ServiceProxyName:  o.serviceProxyName,
-		Empty:             hooks.empty,
+		Guard:             hooks.guard,
 	})
 	if err != nil {
 		return nil, err

@@ -18,6 +18,8 @@ import (
 	"k8s.io/client-go/tools/remotecommand"
 	"k8s.io/client-go/util/exec"
 	"k8s.io/streaming/pkg/httpstream"
+
+	"github.com/nftproxy/nftproxy/internal/wholefile"
 )
 
 // exec runs ruledump in the proxy's pod with the streams of this process. If these are a terminal, ruledump gets one too.
@@ -145,7 +147,7 @@ func (s *session) report(ctx context.Context, command []string) error {
 	if err := s.stream(ctx, command, streams); err != nil {
 		return err
 	}
-	if err := os.WriteFile(output, whole.Bytes(), 0o600); err != nil {
+	if err := wholefile.Write(output, whole.Bytes(), 0o600); err != nil {
 		return err
 	}
 	fmt.Fprintln(os.Stderr, "kubectl nftproxy: wrote", output)

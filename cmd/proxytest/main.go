@@ -92,13 +92,14 @@ Exit code 0: every case is the same, or differs as it is known to. 1: there are 
 	c.Flags().StringVar(&f.config, "config", "", "a file with fields of {config} that win over those of the cases, such as mode")
 	c.Flags().BoolVar(&f.Fresh, "fresh", false, "a new node and process for each case")
 	c.Flags().DurationVar(&f.Ready, "ready", 0, "the time that the proxy has to apply the objects of a case (default 30s)")
+	c.Flags().StringVar(&f.Kubernetes, "kubernetes", "", "with --random: serve the objects from Kubernetes' own kube-apiserver and etcd in this directory")
 	c.Flags().BoolVar(&f.keep, "keep", false, "stop after the first case with a new difference, and keep the lab until Ctrl-C")
 	c.Flags().IntVar(&f.random, "random", 0, "compare with --against on that many random clusters, instead of running cases")
 	c.Flags().StringVar(&f.against, "against", "", "the command of the proxy that --random compares with")
 	c.Flags().Uint64Var(&f.seed, "seed", 0, "the seed of the first of these clusters; the next has the next one (default by chance)")
 	c.Flags().StringVar(&f.found, "found", "proxytest-found", "the directory of the cases that --random finds; they run with --corpus")
 	c.MarkFlagsRequiredTogether("random", "against")
-	for _, name := range []string{"case", "expect", "fresh"} {
+	for _, name := range []string{"case", "fresh"} {
 		c.MarkFlagsMutuallyExclusive("random", name)
 	}
 	c.AddCommand(newMatrix())
@@ -174,7 +175,7 @@ func (f *flags) report(c *cobra.Command, log io.Writer) (*proxytest.Report, erro
 	if c.Flags().Changed("random") {
 		return f.compare(c, log)
 	}
-	for _, name := range []string{"seed", "found"} {
+	for _, name := range []string{"seed", "found", "kubernetes"} {
 		if c.Flags().Changed(name) {
 			return nil, fmt.Errorf("--%s goes with --random only", name)
 		}
@@ -193,6 +194,11 @@ func (f *flags) compare(c *cobra.Command, log io.Writer) (*proxytest.Report, err
 	}
 	if info, err := os.Stat(f.found); err == nil && !info.IsDir() {
 		return nil, fmt.Errorf("--found: %s is no directory", f.found)
+	}
+	if cases, err := flows.ReadCases(f.corpusFS()); err != nil {
+		return nil, err
+	} else if err := f.readPromise(cases); err != nil {
+		return nil, err
 	}
 	fmt.Fprintf(log, "seed %d\n", f.seed)
 	return proxytest.RunRandom(c.Context(), proxytest.RandomOptions{
@@ -213,23 +219,31 @@ func (f *flags) corpusFS() fs.FS {
 	return testdata.Corpus
 }
 
+// readPromise reads that of --expect, about all cases of the corpus.
+func (f *flags) readPromise(cases []flows.Case) error {
+	if f.expect == "" {
+		return nil
+	}
+	data, err := fs.ReadFile(f.corpusFS(), "expect."+f.expect+".yaml")
+	if err != nil {
+		data, err = os.ReadFile(f.expect)
+	}
+	if err != nil {
+		return fmt.Errorf("--expect: neither a name in the corpus nor a file: %w", err)
+	}
+	if f.Promise, err = flows.ReadPromise(data, cases); err != nil {
+		return fmt.Errorf("--expect %s: %w", f.expect, err)
+	}
+	return nil
+}
+
 // selected returns the cases that --corpus and --case select, and reads the promise of --expect.
 func (f *flags) selected() (cases []flows.Case, err error) {
-	corpus := f.corpusFS()
-	if cases, err = flows.ReadCases(corpus); err != nil {
+	if cases, err = flows.ReadCases(f.corpusFS()); err != nil {
 		return nil, err
 	}
-	if f.expect != "" {
-		data, err := fs.ReadFile(corpus, "expect."+f.expect+".yaml")
-		if err != nil {
-			data, err = os.ReadFile(f.expect)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("--expect: neither a name in the corpus nor a file: %w", err)
-		}
-		if f.Promise, err = flows.ReadPromise(data, cases); err != nil {
-			return nil, fmt.Errorf("--expect %s: %w", f.expect, err)
-		}
+	if err := f.readPromise(cases); err != nil {
+		return nil, err
 	}
 	pattern, err := regexp.Compile("^(?:" + f.cases + ")$")
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -71,6 +72,41 @@ func TestModeIPTables(t *testing.T) {
 	})
 }
 
+// A proxy that programs nothing within the limit has no other figures, and the next one is measured.
+func TestLimit(t *testing.T) {
+	netns.Need(t)
+	c, err := newCluster(size{services: 2, endpoints: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.close)
+	idle := filepath.Join(t.TempDir(), "idle")
+	if err := writeProgram(idle, "#!/bin/sh\nexec sleep 1000\n"); err != nil {
+		t.Fatal(err)
+	}
+	o := options{changes: 1, limit: 300 * time.Millisecond}
+	r, err := c.measure(t.Context(), contender{name: "idle", path: idle}, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := (span{took: o.limit, over: true}); r.cold != want {
+		t.Errorf("start: %+v, want %+v", r.cold, want)
+	}
+	for name, row := range map[string]span{"one more Service": r.change, "restart": r.restart, "flush": r.flush} {
+		if !row.none {
+			t.Errorf("row %q: %+v, want none", name, row)
+		}
+	}
+}
+
+// writeProgram writes a script. A process that starts meanwhile would have the file open for writing, and then nobody
+// could execute it.
+func writeProgram(path, text string) error {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	return os.WriteFile(path, []byte(text), 0o755)
+}
+
 // measureStandIn measures a stand-in that can be started so many times.
 func measureStandIn(t *testing.T, restore string, starts int) (result, error) {
 	t.Helper()
@@ -94,7 +130,7 @@ func measureStandIn(t *testing.T, restore string, starts int) (result, error) {
 		}
 	}
 	t.Setenv(standInTokens, tokens)
-	o := options{changes: 1, patience: 2 * time.Second}
+	o := options{changes: 1, patience: 2 * time.Second, limit: time.Minute}
 	return c.measure(t.Context(), contender{name: "kube-proxy", path: program, args: []string{"--proxy-mode=iptables"}}, o)
 }
 

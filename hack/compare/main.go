@@ -6,7 +6,8 @@
 //	go run ./hack/compare --other v0.1.0=/path/to/older/kube-proxy
 //
 // Without another proxy it measures this one alone. It prints a Markdown table. Numbers of one run can be compared with
-// each other, not with those of another.
+// each other, not with those of another. With --page the tables become part of a page, with --figures hack/performance can
+// draw them.
 package main
 
 import (
@@ -32,7 +33,13 @@ type options struct {
 	sizes    []size
 	changes  int
 	patience time.Duration
-	verbose  bool
+	// limit bounds the time in which a proxy programs everything.
+	limit time.Duration
+	// brief leaves out restarts and repairs.
+	brief   bool
+	verbose bool
+	// page and figures are files to write, empty for none.
+	page, figures string
 }
 
 // size is the size of a cluster: the number of Services, and of endpoints of each.
@@ -67,6 +74,10 @@ func parse() (options, error) {
 	flag.StringVar(&o.ours, "nftproxy", "bin/kube-proxy", "the kube-proxy of this module, from `make build`")
 	flag.IntVar(&o.changes, "changes", 5, "how many Services are added one by one; the median counts")
 	flag.DurationVar(&o.patience, "patience", 2*time.Minute, "how long to wait for Services to work again after somebody else removed the tables")
+	flag.DurationVar(&o.limit, "limit", 20*time.Minute, "how long to wait for Services to work after a start or a change; a proxy that needs longer is not measured further at this size")
+	flag.BoolVar(&o.brief, "brief", false, "measure the start, one more Service and memory alone")
+	flag.StringVar(&o.page, "page", "", "write the tables into this `page`, between its markers, too")
+	flag.StringVar(&o.figures, "figures", "", "write a `file` from which hack/performance draws")
 	flag.BoolVar(&o.verbose, "v", false, "say what is being measured, and keep what the proxies log in compare-NAME.log")
 	flags := flag.String("kube-proxy-flags", "", "more flags for the kube-proxy of Kubernetes, separated by blanks")
 	sizes := flag.String("sizes", "10000x2,5000x50", "SERVICESxENDPOINTS, separated by commas")
@@ -98,6 +109,14 @@ func run(ctx context.Context, o options) error {
 		}
 	}
 	report.print(os.Stdout)
+	if o.figures != "" {
+		if err := report.figures().Write(o.figures); err != nil {
+			return err
+		}
+	}
+	if o.page != "" {
+		return report.writeInto(o.page)
+	}
 	return nil
 }
 

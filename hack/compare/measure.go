@@ -16,9 +16,10 @@ type span struct {
 	took, cpu time.Duration
 	// sync is the time of the Syncs meanwhile, by the proxy's own metric.
 	sync time.Duration
-	// over says that it took longer than the patience.
+	// over says that it took longer than took, where measuring ended.
 	over bool
-	// none says that the proxy has nothing to measure this with: kube-proxy in iptables mode has no table of its own.
+	// none says that this was not measured, or that the proxy has nothing to measure it with: kube-proxy in iptables mode has
+	// no table of its own.
 	none bool
 }
 
@@ -31,89 +32,105 @@ type result struct {
 	floor time.Duration
 }
 
-// startPatience bounds the time in which a proxy programs everything.
-const startPatience = 20 * time.Minute
-
 // measure takes one contender through all of it. There are no tables before, and none after.
 func (c *cluster) measure(ctx context.Context, p contender, o options) (r result, err error) {
-	r.name = p.name
+	none := span{none: true}
+	r = result{name: p.name, change: none, restart: none, flush: none, table: none}
 	say := func(what string) {
 		if o.verbose {
 			fmt.Fprintf(os.Stderr, "%s %s %s: %s\n", time.Now().Format(time.TimeOnly), c.size, p.name, what)
 		}
 	}
 	say("cold sync")
-	proxy, err := c.timedStart(ctx, p, o.verbose, &r.cold, c.first, c.last)
+	proxy, err := c.timedStart(ctx, p, o, &r.cold, c.first, c.last)
 	if err != nil {
 		return r, err
 	}
-	defer func() {
-		if err != nil {
-			proxy.kill()
-		}
-	}()
-	if err := c.refuseWhatNftCannotRemove(ctx); err != nil {
+	if err := c.measureRunning(ctx, proxy, p, o, &r, say); err != nil {
+		proxy.kill()
 		return r, err
-	}
-	if p.path == o.ours {
-		say("floor")
-		if r.floor, err = c.floor(ctx); err != nil {
-			return r, err
-		}
-	}
-	say("one more Service")
-	if r.change, err = c.timedChanges(ctx, proxy, o.changes); err != nil {
-		return r, err
-	}
-	say("flush ruleset")
-	if r.flush, err = c.timedRepair(ctx, proxy, o.patience, "flush ruleset"); err != nil {
-		return r, err
-	}
-	has, err := c.hasTable(ctx)
-	if err != nil {
-		return r, err
-	}
-	if r.table.none = !has; has {
-		say("delete table")
-		if r.table, err = c.timedRepair(ctx, proxy, o.patience, "delete table ip kube-proxy"); err != nil {
-			return r, err
-		}
 	}
 	r.peak = proxy.peak.Load()
-	say("restart")
+	if r.cold.over || r.change.over {
+		proxy.kill()
+		return r, c.reset()
+	}
 	if err := proxy.stop(); err != nil {
 		return r, err
 	}
-	meanwhile, err := c.addAnswering()
-	if err != nil {
-		return r, err
-	}
-	restarted, err := c.timedStart(ctx, p, o.verbose, &r.restart, meanwhile)
-	if err != nil {
-		return r, err
-	}
-	r.peak = max(r.peak, restarted.peak.Load())
-	if err := restarted.stop(); err != nil {
-		return r, err
+	if !o.brief {
+		say("restart")
+		if err := c.measureRestart(ctx, p, o, &r); err != nil {
+			return r, err
+		}
 	}
 	return r, c.reset()
 }
 
-// timedStart starts a proxy and waits until it serves the addresses. After an error nothing runs.
-func (c *cluster) timedStart(ctx context.Context, p contender, verbose bool, s *span, addrs ...netip.AddrPort) (*process, error) {
+// measureRunning measures what a proxy does that has started.
+func (c *cluster) measureRunning(ctx context.Context, proxy *process, p contender, o options, r *result, say func(string)) (err error) {
+	if r.cold.over {
+		return nil
+	}
+	if err := c.refuseWhatNftCannotRemove(ctx); err != nil {
+		return err
+	}
+	if p.path == o.ours {
+		say("floor")
+		if r.floor, err = c.floor(ctx); err != nil {
+			return err
+		}
+	}
+	say("one more Service")
+	if r.change, err = c.timedChanges(ctx, proxy, o); err != nil || r.change.over || o.brief {
+		return err
+	}
+	say("flush ruleset")
+	if r.flush, err = c.timedRepair(ctx, proxy, o, "flush ruleset"); err != nil {
+		return err
+	}
+	has, err := c.hasTable(ctx)
+	if err != nil || !has {
+		return err
+	}
+	say("delete table")
+	r.table, err = c.timedRepair(ctx, proxy, o, "delete table ip kube-proxy")
+	return err
+}
+
+// measureRestart starts a proxy over its tables, after a change.
+func (c *cluster) measureRestart(ctx context.Context, p contender, o options, r *result) error {
+	meanwhile, err := c.addAnswering()
+	if err != nil {
+		return err
+	}
+	restarted, err := c.timedStart(ctx, p, o, &r.restart, meanwhile)
+	if err != nil {
+		return err
+	}
+	r.peak = max(r.peak, restarted.peak.Load())
+	if r.restart.over {
+		restarted.kill()
+		return nil
+	}
+	return restarted.stop()
+}
+
+// timedStart starts a proxy and waits until it serves the addresses, or the limit is over. After an error nothing runs.
+func (c *cluster) timedStart(ctx context.Context, p contender, o options, s *span, addrs ...netip.AddrPort) (*process, error) {
 	begin := time.Now()
-	proxy, err := c.start(p, verbose)
+	proxy, err := c.start(p, o.verbose)
 	if err != nil {
 		return nil, err
 	}
-	if err := c.timeStart(ctx, proxy, begin, s, addrs); err != nil {
+	if err := c.timeStart(ctx, proxy, begin, o.limit, s, addrs); err != nil {
 		proxy.kill()
 		return nil, err
 	}
 	return proxy, nil
 }
 
-func (c *cluster) timeStart(ctx context.Context, proxy *process, begin time.Time, s *span, addrs []netip.AddrPort) error {
+func (c *cluster) timeStart(ctx context.Context, proxy *process, begin time.Time, limit time.Duration, s *span, addrs []netip.AddrPort) error {
 	serving, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	go func() {
@@ -124,7 +141,11 @@ func (c *cluster) timeStart(ctx context.Context, proxy *process, begin time.Time
 		}
 	}()
 	for _, addr := range addrs {
-		at, err := c.untilServed(serving, addr, startPatience)
+		at, err := c.untilServed(serving, addr, limit-time.Since(begin))
+		if timedOut(serving, err) {
+			s.took, s.over = limit, true
+			return nil
+		}
 		if err != nil {
 			return err
 		}
@@ -141,17 +162,25 @@ func (c *cluster) timeStart(ctx context.Context, proxy *process, begin time.Time
 	return err
 }
 
+// timedOut reports whether the wait for a Service ended because its time was over.
+func timedOut(ctx context.Context, err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil
+}
+
 // timedChanges adds Services one by one, each when the proxy is done with the one before.
-func (c *cluster) timedChanges(ctx context.Context, proxy *process, n int) (s span, err error) {
+func (c *cluster) timedChanges(ctx context.Context, proxy *process, o options) (s span, err error) {
 	var took, cpu, sync []time.Duration
-	for range n {
+	for range o.changes {
 		one, err := c.timed(ctx, proxy, func(begin time.Time) (time.Time, error) {
 			addr, err := c.addAnswering()
 			if err != nil {
 				return begin, err
 			}
-			return c.untilServed(ctx, addr, startPatience)
+			return c.untilServed(ctx, addr, o.limit)
 		})
+		if timedOut(ctx, err) {
+			return span{took: o.limit, over: true}, nil
+		}
 		if err != nil {
 			return s, err
 		}
@@ -161,16 +190,16 @@ func (c *cluster) timedChanges(ctx context.Context, proxy *process, n int) (s sp
 }
 
 // timedRepair has somebody else remove the tables. If the proxy does not notice, another Service makes it.
-func (c *cluster) timedRepair(ctx context.Context, proxy *process, patience time.Duration, command string) (span, error) {
+func (c *cluster) timedRepair(ctx context.Context, proxy *process, o options, command string) (span, error) {
 	over := false
 	s, err := c.timed(ctx, proxy, func(begin time.Time) (time.Time, error) {
 		if err := c.nft(command); err != nil {
 			return begin, err
 		}
-		at, err := c.untilServed(ctx, c.last, patience)
-		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		at, err := c.untilServed(ctx, c.last, o.patience)
+		if timedOut(ctx, err) {
 			over = true
-			return begin.Add(patience), nil
+			return begin.Add(o.patience), nil
 		}
 		return at, err
 	})
@@ -181,7 +210,7 @@ func (c *cluster) timedRepair(ctx context.Context, proxy *process, patience time
 	if _, err := c.addAnswering(); err != nil {
 		return s, err
 	}
-	if _, err := c.untilServed(ctx, c.last, startPatience); err != nil {
+	if _, err := c.untilServed(ctx, c.last, o.limit); err != nil {
 		return s, fmt.Errorf("after `nft %s` and a change: %w", command, err)
 	}
 	return s, proxy.waitIdle()

@@ -6,18 +6,21 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/nftproxy/nftproxy/hack/compare/figures"
 	"golang.org/x/sys/unix"
 )
 
 // report collects results and prints them.
 type report struct {
-	machine, versions, load string
-	patience                time.Duration
-	sizes                   []size
-	results                 map[size][]result
+	machine, load, commit string
+	// versions has what each contender prints of its version.
+	versions map[string]string
+	sizes    []size
+	results  map[size][]result
 }
 
 func newReport(o options) (*report, error) {
@@ -28,7 +31,8 @@ func newReport(o options) (*report, error) {
 	r := &report{
 		machine:  fmt.Sprintf("Linux %s, %d processors", unix.ByteSliceToString(uts.Release[:]), runtime.NumCPU()),
 		load:     loadAverage(),
-		patience: o.patience,
+		commit:   commit(),
+		versions: map[string]string{},
 		results:  map[size][]result{},
 	}
 	for _, p := range contenders(o) {
@@ -36,7 +40,7 @@ func newReport(o options) (*report, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s --version: %w", p.path, err)
 		}
-		r.versions += fmt.Sprintf("; %s is %s", p.name, strings.TrimSpace(string(out)))
+		r.versions[p.name] = strings.TrimSpace(string(out))
 	}
 	return r, nil
 }
@@ -49,8 +53,12 @@ func (r *report) add(s size, res result) {
 }
 
 func (r *report) print(w io.Writer) {
-	fmt.Fprintf(w, "%s%s. Load average before %s, after %s. In parentheses: Syncs as the proxy's metric says; processor time.\n",
-		r.machine, r.versions, r.load, loadAverage())
+	var versions []string
+	for _, res := range r.results[r.sizes[0]] {
+		versions = append(versions, fmt.Sprintf("%s is `%s`", res.name, r.versions[res.name]))
+	}
+	fmt.Fprintf(w, "%s, commit %s, %s.\n%s.\nLoad average before %s, after %s. In parentheses: Syncs as the proxy's metric says; processor time.\n",
+		r.machine, r.commit, time.Now().Format(time.DateOnly), strings.Join(versions, "; "), r.load, loadAverage())
 	for _, s := range r.sizes {
 		r.printSize(w, s)
 	}
@@ -69,17 +77,21 @@ func (r *report) printSize(w io.Writer, s size) {
 		columns = append(columns, "ratio")
 	}
 	fmt.Fprintf(w, "\n| %s |\n|%s\n", strings.Join(columns, " | "), strings.Repeat("---|", len(columns)))
+	const longer, unnoticed = "longer than %s", "not within %s, until a Service changes"
 	for _, row := range []struct {
-		name string
-		of   func(result) span
+		name, over string
+		of         func(result) span
 	}{
-		{"start, no tables: until all Services work", func(r result) span { return r.cold }},
-		{"one more Service: until it works, median", func(r result) span { return r.change }},
-		{"restart over existing tables: until what changed meanwhile works", func(r result) span { return r.restart }},
-		{"after `nft flush ruleset`: until Services work again", func(r result) span { return r.flush }},
-		{"after `nft delete table`: until Services work again", func(r result) span { return r.table }},
+		{"start, no tables", longer, func(r result) span { return r.cold }},
+		{"one more Service, median", longer, func(r result) span { return r.change }},
+		{"restart over existing tables", longer, func(r result) span { return r.restart }},
+		{"after `nft flush ruleset`", unnoticed, func(r result) span { return r.flush }},
+		{"after `nft delete table`", unnoticed, func(r result) span { return r.table }},
 	} {
-		r.printRow(w, row.name, all, func(res result) string { return r.cell(row.of(res)) },
+		if !slices.ContainsFunc(all, func(res result) bool { return !row.of(res).none }) {
+			continue
+		}
+		r.printRow(w, row.name, all, func(res result) string { return cell(row.of(res), row.over) },
 			func(other result) string { return ratio(row.of(other), row.of(ours)) })
 	}
 	r.printRow(w, "peak memory, with the programs that it runs", all,
@@ -104,12 +116,12 @@ func (r *report) printRow(w io.Writer, name string, all []result, cell, ratio fu
 	fmt.Fprintln(w)
 }
 
-func (r *report) cell(s span) string {
+func cell(s span, over string) string {
 	if s.none {
-		return "no such table"
+		return "–"
 	}
 	if s.over {
-		return fmt.Sprintf("not within %s, until a Service changes", r.patience)
+		return fmt.Sprintf(over, s.took)
 	}
 	return fmt.Sprintf("%s (%s; %.2f s)", duration(s.took), duration(s.sync), s.cpu.Seconds())
 }
@@ -138,4 +150,57 @@ func loadAverage() string {
 		return "unknown"
 	}
 	return strings.Join(strings.Fields(string(text))[:1], " ")
+}
+
+// commit is that of the working tree.
+func commit() string {
+	out, err := exec.Command("git", "describe", "--always", "--dirty").Output()
+	if err != nil {
+		return "unknown"
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// figures returns what the chart shows.
+func (r *report) figures() figures.Run {
+	run := figures.Run{Versions: r.versions}
+	for _, s := range r.sizes {
+		for _, res := range r.results[s] {
+			run.Points = append(run.Points, figures.Point{
+				Contender: res.name, Services: s.services, Endpoints: s.endpoints,
+				FirstSync: res.cold.limited(), OneChange: res.change.limited(), Peak: res.peak,
+			})
+		}
+	}
+	return run
+}
+
+// limited is the time of the Syncs, or the limit that was reached.
+func (s span) limited() figures.Limited {
+	if s.over {
+		return figures.Limited{Time: s.took, Over: true}
+	}
+	return figures.Limited{Time: s.sync}
+}
+
+// Between these the page is generated.
+const (
+	beginMark = "<!-- generated by make compare -->\n"
+	endMark   = "<!-- end of what is generated -->\n"
+)
+
+// writeInto replaces the tables in a page.
+func (r *report) writeInto(page string) error {
+	text, err := os.ReadFile(page)
+	if err != nil {
+		return err
+	}
+	before, rest, found := strings.Cut(string(text), beginMark)
+	_, after, closed := strings.Cut(rest, endMark)
+	if !found || !closed {
+		return fmt.Errorf("%s lacks the line %q or %q after it", page, strings.TrimSpace(beginMark), strings.TrimSpace(endMark))
+	}
+	var tables strings.Builder
+	r.print(&tables)
+	return os.WriteFile(page, []byte(before+beginMark+"\n"+tables.String()+endMark+after), 0o644)
 }

@@ -17,6 +17,8 @@ import (
 // nobody is a user without privileges.
 const nobody = 65534
 
+func TestMain(m *testing.M) { lab.Main(m) }
+
 // buildPrograms builds the demo and what it shows into a directory that everybody can enter.
 func buildPrograms(t *testing.T) string {
 	t.Helper()

@@ -18,6 +18,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/internal/testkit/netns"
 )
@@ -44,6 +46,12 @@ func start(ctx context.Context, record string) error {
 	programs, err := findPrograms()
 	if err != nil {
 		return err
+	}
+	if isSecondSelf() {
+		// The socket of step 6 needs a directory that nobody else can write to.
+		if err := unix.Mount("tmpfs", "/run", "tmpfs", 0, "mode=755"); err != nil {
+			return fmt.Errorf("mount /run in the user namespace: %w", err)
+		}
 	}
 	l, err := lab.New()
 	if errors.Is(err, netns.ErrPrivilege) {
@@ -116,7 +124,7 @@ func runSecondSelf(ctx context.Context) error {
 	cmd.Env = append(os.Environ(), secondSelf+"=1")
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET,
+		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET | syscall.CLONE_NEWNS,
 		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}},
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}},
 	}
@@ -138,7 +146,9 @@ const away = 300 * time.Millisecond
 // own. It kills each once, and changes a pod meanwhile.
 func (d *demo) apart(ctx context.Context) error {
 	d.say("\n6. Two processes do the work of one, and each is killed while connections run\n")
-	socket := "unix://" + filepath.Join(filepath.Dir(d.manifests), "node-local.sock")
+	dir := filepath.Join("/run", filepath.Base(filepath.Dir(d.manifests)))
+	defer os.RemoveAll(dir)
+	socket := "unix://" + filepath.Join(dir, "node-local.sock")
 	d.say("    kube-proxy node-local-server --manifests DIR --listen unix://SOCKET    (the server)")
 	d.say("    kube-proxy --node-local-source unix://SOCKET …                         (the backend)")
 	startServer := func() (err error) {

@@ -135,7 +135,7 @@ func runOn(ctx context.Context, o options, from source, version string, built bi
 		return err
 	}
 	fmt.Printf("Linux %s\n", pkg.release)
-	modules, err := pkg.modules(ctx, neededModules)
+	modules, err := pkg.modules(ctx, slices.Concat(proxyModules, testModules))
 	if err != nil {
 		return err
 	}

@@ -13,13 +13,16 @@ import (
 	"strings"
 )
 
-// neededModules are the kernel modules that the proxy and the tests need. On a real machine the kernel loads them
-// on demand. The test's machine has no modprobe, so all are loaded at the start.
-var neededModules = []string{
-	// The proxy's rules.
-	"nf_tables", "nft_chain_nat", "nft_ct", "nft_nat", "nft_masq", "nft_numgen", "nft_hash", "nft_dup_ipv4", "nft_dup_ipv6", "nft_fib_ipv4", "nft_fib_ipv6",
-	"nft_reject_ipv4", "nft_reject_ipv6", "nf_conntrack_netlink",
-	// What tests make besides: links, foreign rules, tables of iptables-nft.
+// proxyModules are the kernel modules that the proxy needs. On a real machine the kernel loads them on demand, unless
+// kernel.modules_disabled forbids it: docs/deploy.md names them for that case.
+var proxyModules = []string{
+	"nf_tables", "nft_chain_nat", "nft_ct", "nft_nat", "nft_masq", "nft_numgen", "nft_fib_ipv4", "nft_fib_ipv6", "nft_reject_ipv4", "nft_reject_ipv6", "nft_hash",
+	"nft_dup_ipv4", "nft_dup_ipv6", "nf_conntrack", "nf_conntrack_netlink",
+}
+
+// testModules are those that the tests need besides. The tests' machine has no modprobe, so all are loaded at the start.
+var testModules = []string{
+	// Links, foreign rules, tables of iptables-nft.
 	"veth", "nft_fib_inet", "nft_reject_inet", "nft_log", "nf_log_syslog", "nft_connlimit", "nf_conntrack_ftp", "nf_conntrack_tftp", "nf_conntrack_sip", "nft_limit", "nft_redir", "nft_objref", "nft_quota", "nft_compat", "xt_comment", "xt_mark", "xt_MASQUERADE",
 	"xt_conntrack", "xt_addrtype", "xt_statistic", "xt_nat", "xt_REDIRECT", "xt_recent", "xt_tcpudp", "xt_set", "ip_set", "ip_set_hash_ip", "ip_tables", "ip6_tables",
 	"iptable_filter", "iptable_nat", "iptable_mangle", "ip6table_filter", "ip6table_nat", "ip6table_mangle", "ipt_REJECT", "ip6t_REJECT", "tun", "bridge", "dummy", "sctp",

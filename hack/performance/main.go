@@ -1,5 +1,5 @@
 // Command performance measures a Backend with different numbers of Services, in network namespaces that it makes, and
-// draws the chart of docs/performance.md. Its benchmark measures the way of a packet through the rules. It needs root.
+// draws the chart of docs/performance.md, with what hack/compare measured of kube-proxy beside. Its benchmark measures the way of a packet through the rules. It needs root.
 package main
 
 import (
@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/hack/compare/figures"
 	"github.com/nftproxy/nftproxy/internal/testkit/netns"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
@@ -23,14 +24,21 @@ import (
 func main() {
 	output := flag.String("o", "docs/performance.svg", "the `file` to write the chart to")
 	repeat := flag.Int("repeat", 3, "how often to measure each number of Services")
+	beside := flag.String("beside", "", "a `file` that hack/compare has written (--figures), for the lines of kube-proxy")
 	flag.Parse()
-	if err := run(*output, *repeat); err != nil {
+	if err := run(*output, *beside, *repeat); err != nil {
 		fmt.Fprintln(os.Stderr, "performance:", err)
 		os.Exit(1)
 	}
 }
 
-func run(output string, repeat int) error {
+func run(output, beside string, repeat int) (err error) {
+	var compared figures.Run
+	if beside != "" {
+		if compared, err = figures.Read(beside); err != nil {
+			return err
+		}
+	}
 	var points []point
 	for _, n := range []int{1000, 2000, 5000, 10_000, 20_000, 44_000, 100_000} {
 		best, err := measure(n)
@@ -46,7 +54,7 @@ func run(output string, repeat int) error {
 			n, best.firstSync.Round(time.Millisecond/10), best.kernel.Round(time.Millisecond/10), best.oneChange.Round(time.Microsecond), best.heap/1e6)
 		points = append(points, best)
 	}
-	return os.WriteFile(output, []byte(charts(points)), 0o644)
+	return os.WriteFile(output, []byte(charts(points, compared)), 0o644)
 }
 
 // point has the measurements with one number of Services.

@@ -6,8 +6,8 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"math"
 	"net/netip"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -60,8 +60,10 @@ func testDirectReturn(t *testing.T, overlay bool) {
 	}
 	f.expectEntriesWithPods(t)
 	f.expectSpread(t, counted)
+	moved := float64(lateDatagrams) // UDP flows that may be lost because their slots moved, in this step or before
 	for _, step := range f.steps(t) {
 		f.reopen(t, direct, ours)
+		moved += most(len(families)*flows, step.moves)
 		f.reopen(t, masqueraded, theirs)
 		own := ours.byPod()[step.of]
 		var lost, lostTheirs outcome
@@ -78,8 +80,9 @@ func testDirectReturn(t *testing.T, overlay bool) {
 		for _, c := range foreign {
 			t.Logf("lost: %s", c.why)
 		}
-		if tcp, udp := foreign.count("tcp"), foreign.count("udp"); tcp > 0 || udp > lateDatagrams {
-			t.Errorf("%s: %d connections and %d UDP flows are lost", step.name, tcp, udp)
+		tcp, udp := foreign.count("tcp"), foreign.count("udp")
+		if moved -= float64(udp); tcp > 0 || moved < 0 {
+			t.Errorf("%s: %d connections and %d UDP flows are lost, %.0f more of these than moved", step.name, tcp, udp, -moved)
 		}
 		if gone := lost.lost() - len(foreign); step.of != "" && gone != own {
 			t.Errorf("%s: %d of its %d connections are lost", step.name, gone, own)
@@ -93,12 +96,20 @@ func testDirectReturn(t *testing.T, overlay bool) {
 // lateDatagrams are UDP flows that a busy machine may lose, of 500.
 const lateDatagrams = 2
 
+// most returns how many of n flows a share of the slots has at most, but for one case in 30,000.
+func most(n int, share float64) float64 {
+	return float64(n)*share + 4*math.Sqrt(float64(n)*share*(1-share))
+}
+
 // step is something that happens while connections are open, of which those to the Service with direct return must live.
 type step struct {
 	name string
 	do   func()
 	// shows says that connections without direct return do not.
 	shows bool
+	// moves is the share of the slots that moves at most, without that of an endpoint that dies. Their UDP flows move too:
+	// those at once that do not enter by the node of their endpoint, and the others when they enter by another node.
+	moves float64
 	// of is the endpoint that dies with its node, and with all of its connections.
 	of string
 }
@@ -118,7 +129,7 @@ func (f *fabric) steps(t *testing.T) []step {
 			f.announce(t, 5)
 			f.awaitHops(t, 2, 3, 4, 5)
 		}},
-		{name: "A pod on node 5 becomes an endpoint.", do: func() { f.tell(t, serving(2, 3, 4, 5), 2, 3, 4, 5) }},
+		{name: "A pod on node 5 becomes an endpoint.", moves: 1.0/4 + 0.02, do: func() { f.tell(t, serving(2, 3, 4, 5), 2, 3, 4, 5) }},
 		{name: "Node 3 withdraws its routes.", shows: true, do: func() {
 			f.withdraw(t, 3, "disable")
 			f.awaitHops(t, 2, 4, 5)
@@ -135,7 +146,7 @@ func (f *fabric) steps(t *testing.T) []step {
 		}},
 		{name: "The Services get a port and an annotation.", do: func() { f.tell(t, later, 2, 3, 4, 5) }},
 		{name: "The nodes' next hops to pods change.", do: func() { f.route(t, true) }},
-		{name: "Node 4 dies with its pod.", of: "pod-4", do: func() {
+		{name: "Node 4 dies with its pod.", of: "pod-4", moves: 0.02, do: func() {
 			f.nodes[4].die(t)
 			f.awaitHops(t, 2, 3, 5)
 			f.tell(t, without, 2, 3, 5) // it may have slots of connections that another endpoint has
@@ -197,7 +208,7 @@ func TestMovedSlots(t *testing.T) {
 	f.announce(t, 1, 2, 3, 4)
 	f.start(t, serving(2), 1, 2, 3, 4)
 	f.awaitHops(t, 1, 2, 3, 4)
-	open := f.open(t, direct, "tcp", "udp")
+	open := f.open(t, direct, "tcp")
 	for _, step := range []struct {
 		name string
 		do   func()
@@ -229,7 +240,7 @@ func TestMovedSlots(t *testing.T) {
 func expectNoLoop(t *testing.T, f *fabric) {
 	t.Helper()
 	const sent = 200
-	open := f.open(t, direct, "tcp", "udp")
+	open := f.open(t, direct, "tcp")
 	open = slices.DeleteFunc(slices.Clone(open), func(c *connection) bool { return c.pod == "pod-3" })
 	f.tell(t, serving(2, 4), 3)
 	agree, before := time.Now().Add(time.Second), f.received(t)
@@ -314,13 +325,11 @@ func (f *fabric) received(t *testing.T) (n uint64) {
 	return n
 }
 
-// rules lists a host's rules, without the elements that expire.
+// rules lists a host's rules.
 func rules(t *testing.T, h *lab.Host) string {
 	t.Helper()
-	return expiring.ReplaceAllString(lab.Nft(t, h, "", "-s", "list", "ruleset"), "$1")
+	return lab.Nft(t, h, "", "-s", "list", "ruleset")
 }
-
-var expiring = regexp.MustCompile(`(set direct-(?:moved|flows) \{[^{}]*)\n\s*elements = \{[^}]*\}`)
 
 func TestRules(t *testing.T) {
 	t.Parallel()
@@ -338,13 +347,16 @@ func TestRules(t *testing.T) {
 			return nil
 		})
 	})
-	t.Run("are there only while a Service asks for them", func(t *testing.T) {
+	t.Run("send open connections on while a Service leaves", func(t *testing.T) {
 		s := serving(2, 3, 4)
 		s.asks = false
 		f.tell(t, s, 1)
-		if listed := lab.Nft(t, f.nodes[1].Host, "", "list", "chains"); strings.Contains(listed, "direct") {
-			t.Errorf("no Service has direct return, and there are rules for it:\n%.2000s", listed)
-		}
+		await.Until(t, "the address leaves direct return", func() error {
+			if listed := lab.Nft(t, f.nodes[1].Host, "", "list", "set", "ip", "kube-proxy", "direct-leaving"); !strings.Contains(listed, "shop/direct:p80-tcp") {
+				return errors.New(listed)
+			}
+			return nil
+		})
 		f.tell(t, serving(2, 3, 4), 1)
 		if listed := lab.Nft(t, f.nodes[1].Host, "", "list", "chains"); !strings.Contains(listed, "filter-prerouting-direct") {
 			t.Errorf("a Service asks for direct return, and there are no rules for it:\n%.2000s", listed)

@@ -266,8 +266,8 @@ func expectTold(t *testing.T, n *node) {
 		args []string
 		want string
 	}{
-		{[]string{"services", "shop/direct"}, "203.0.113.1:80/TCP        External   Cluster  2          -         all      direct-return-2"},
-		{[]string{"graph", "shop/direct:p80-tcp"}, "direct-return-2"},
+		{[]string{"services", "shop/direct"}, "203.0.113.1:80/TCP        External   Cluster  2          -         all      external-2"},
+		{[]string{"graph", "shop/direct:p80-tcp"}, "source kept, on the endpoint's node"},
 		{diff, ""},
 	} {
 		if out, err := n.run(t, "ruledump", tt.args...); err != nil || !strings.Contains(out, tt.want) {

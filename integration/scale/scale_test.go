@@ -9,6 +9,7 @@ import (
 
 	"github.com/nftproxy/nftproxy/internal/testkit/apiservertest"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
+	"github.com/nftproxy/nftproxy/internal/testkit/private"
 	"github.com/nftproxy/nftproxy/internal/testkit/process"
 )
 
@@ -45,7 +46,7 @@ func forBoth(b *testing.B, run func(*testing.B, fixture)) {
 				f.clients = start(b, role{name: name, proxies: *proxies, kubeconfig: kubeconfig})
 				f.hearers, f.watches = f.clients, *proxies
 			} else {
-				socket := "unix://" + filepath.Join(b.TempDir(), "s")
+				socket := "unix://" + filepath.Join(private.Dir(b), "s")
 				f.clients = start(b, role{name: name, kubeconfig: kubeconfig, socket: socket})
 				f.hearers = start(b, role{name: "watchers", proxies: *proxies, socket: socket})
 			}

@@ -96,10 +96,10 @@ func testNodeAddressesAreReadFromKubeProxysTables(t *testing.T) {
 	}
 	lab.Nft(t, l.Node, string(ruleset), "-f", "-")
 	conn := lab.Conn(t, l.Node)
-	if has, err := proxy.HasServices(t.Context(), conn); err != nil || !has {
+	if has, err := proxy.HasServices(t.Context(), conn, 2); err != nil || !has {
 		t.Errorf("kube-proxy's tables have Services: %v, %v", has, err)
 	}
-	if has, err := proxy.HasEndpoints(t.Context(), conn); err != nil || !has {
+	if has, err := proxy.HasEndpoints(t.Context(), conn, 2); err != nil || !has {
 		t.Errorf("kube-proxy's tables have endpoints: %v, %v", has, err)
 	}
 	var tables []*nft.Table

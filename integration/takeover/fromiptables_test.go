@@ -15,7 +15,10 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-var takeovers = flag.Int("takeovers", 3, "how often to take over from each variant of iptables, and to go back")
+var (
+	takeovers   = flag.Int("takeovers", 3, "how often to take over from each variant of iptables, and to go back")
+	oldServices = flag.Int("old-services", 0, "how many more Services the old rules have, with three chains each")
+)
 
 // ofOthers are rules beside kube-proxy's.
 const ofOthers = `*filter

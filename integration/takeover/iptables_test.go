@@ -112,15 +112,36 @@ func leaveIPTables(t *testing.T, h *lab.Host, variant string) {
 		}
 		runIn(t, h, string(rules), commands.restore, "--noflush")
 	}
+	if *oldServices > 0 {
+		runIn(t, h, rulesOfServices(*oldServices), commandsOf(variant)["ip"].restore, "--noflush")
+	}
 }
 
-// startWithoutServices starts this module's kube-proxy in a cluster whose Services are all gone but its own.
+// rulesOfServices are more rules as those that were recorded, of Services with two endpoints, which nobody dials.
+func rulesOfServices(n int) string {
+	var chains, rules strings.Builder
+	for i := range n {
+		service, of := fmt.Sprintf("KUBE-SVC-%016X", i), fmt.Sprintf(`-m comment --comment "more/service-%d"`, i)
+		to := fmt.Sprintf("-d 10.97.%d.%d/32 -p tcp %s -m tcp --dport 80", i>>8, i&0xff, of)
+		fmt.Fprintf(&chains, ":%s - [0:0]\n", service)
+		fmt.Fprintf(&rules, "-A KUBE-SERVICES %s -j %s\n-A %s ! -s 10.244.0.0/16 %s -j KUBE-MARK-MASQ\n", to, service, service, to)
+		for e, draw := range []string{"-m statistic --mode random --probability 0.5", ""} {
+			endpoint := fmt.Sprintf("KUBE-SEP-%016X", 2*i+e)
+			fmt.Fprintf(&chains, ":%s - [0:0]\n", endpoint)
+			fmt.Fprintf(&rules, "-A %s %s %s -j %s\n-A %s -s 10.244.1.%d/32 %s -j KUBE-MARK-MASQ\n", service, of, draw, endpoint, endpoint, e+5, of)
+			fmt.Fprintf(&rules, "-A %s -p tcp %s -m tcp -j DNAT --to-destination 10.244.1.%d:8080\n", endpoint, of, e+5)
+		}
+	}
+	return "*nat\n" + chains.String() + rules.String() + "COMMIT\n"
+}
+
+// startWithoutServices starts this module's kube-proxy in a cluster whose Services are all gone but one.
 func startWithoutServices(t *testing.T, h *lab.Host, more ...string) *lab.Process {
 	t.Helper()
 	dir := t.TempDir()
 	objects := "apiVersion: v1\nkind: Node\nmetadata: {name: " + lab.NodeName + "}\nstatus: {addresses: [{type: InternalIP, address: 192.168.0.1}]}\n" +
-		"---\napiVersion: v1\nkind: Service\nmetadata: {name: kubernetes, namespace: default}\nspec: {clusterIP: 10.96.0.1, ports: [{port: 443}]}\n" +
-		"---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\naddressType: IPv4\nmetadata: {name: kubernetes, namespace: default, labels: {kubernetes.io/service-name: kubernetes}}\n" +
+		"---\napiVersion: v1\nkind: Service\nmetadata: {name: stays, namespace: default}\nspec: {clusterIP: 10.96.0.1, ports: [{port: 443}]}\n" +
+		"---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\naddressType: IPv4\nmetadata: {name: stays, namespace: default, labels: {kubernetes.io/service-name: stays}}\n" +
 		"endpoints: [{addresses: [192.168.0.9]}]\nports: [{port: 6443}]\n"
 	if err := os.WriteFile(filepath.Join(dir, "cluster.yaml"), []byte(objects), 0o600); err != nil {
 		t.Fatal(err)

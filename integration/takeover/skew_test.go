@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,6 +17,7 @@ import (
 	"github.com/nftproxy/nftproxy/internal/testkit/apiservertest"
 	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
+	"github.com/nftproxy/nftproxy/internal/testkit/private"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -56,7 +58,7 @@ func testServerOfOtherVersion(t *testing.T, before, now string) {
 	l := lab.ForTest(t)
 	api, kubeconfig := lab.APIServer(t, l.Node)
 	lab.Upload(t, api, manifestsFile)
-	socket := "unix://" + filepath.Join(t.TempDir(), "node-local.sock")
+	socket := "unix://" + filepath.Join(private.Dir(t), "node-local.sock")
 	startServer := func(binary string) *lab.Process {
 		return lab.StartCommand(t, l.Node, exec.Command(binary, "node-local-server", "--kubeconfig", kubeconfig, "--listen", socket))
 	}
@@ -89,16 +91,20 @@ func (tr *traffic) expectNothingLost(t *testing.T) {
 // awaitNewService creates a Service with a ClusterIP, and waits until the client reaches its endpoint.
 func awaitNewService(t *testing.T, l *lab.Lab, api *apiservertest.Server, ip string) {
 	t.Helper()
-	name := strings.ReplaceAll("new-"+ip, ".", "-")
-	port := int32(servedPorts[0])
+	name := strings.NewReplacer(".", "-", ":", "-").Replace("new-" + ip)
+	port, family := int32(servedPorts[0]), discoveryv1.AddressTypeIPv4
+	if strings.Contains(ip, ":") {
+		family = discoveryv1.AddressTypeIPv6
+	}
+	endpoint := ownPods[0].Like(netip.MustParseAddr(ip)).String()
 	lab.Create(t, api, &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name},
 		Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, ClusterIP: ip, ClusterIPs: []string{ip}, Ports: []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolTCP}}},
 	}, &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}},
-		AddressType: discoveryv1.AddressTypeIPv4,
+		AddressType: family,
 		Ports:       []discoveryv1.EndpointPort{{Name: new(""), Port: &port, Protocol: new(corev1.ProtocolTCP)}},
-		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{ownPods[0].IPv4.String()}}},
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{endpoint}}},
 	})
 	await.Until(t, "a new Service is served", func() error {
 		return l.Client.Do(func() error {

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/fsnotify/fsnotify"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -36,6 +37,8 @@ type File struct {
 	NodePortAddresses []string
 
 	data []byte
+	// rescan is the interval at which Watch reads the file without a notice.
+	rescan time.Duration
 }
 
 // Load reads a configuration file. Errors name the file.
@@ -63,7 +66,7 @@ func Parse(data []byte) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &File{data: data, Warnings: repeated}
+	f := &File{data: data, rescan: time.Minute, Warnings: repeated}
 	var names Names
 	if version == v1alpha2.APIVersion {
 		err = f.readV1alpha2(document)
@@ -167,31 +170,56 @@ func chosenByKubeadm(c *kubeproxyv1alpha1.KubeProxyConfiguration) bool {
 }
 
 // Watch returns an error when the file has changed, so that the process exits, and nil when ctx ends. It watches the
-// directories of the file and of the link's target, because in the volume of a ConfigMap only a link changes. A file
-// that is gone or empty may be about to be overwritten, so it waits.
+// directories of the file and of the link's target, because in the volume of a ConfigMap only a link changes. Where they
+// cannot be watched, it reads the file once a minute. A file that is gone or empty may be about to be overwritten, so it
+// waits.
 func (f *File) Watch(ctx context.Context) error {
+	logger := klog.FromContext(ctx).WithValues("file", f.Path)
 	watcher, err := fsnotify.NewWatcher()
-	if err != nil {
-		return fmt.Errorf("watch configuration %s: %w", f.Path, err)
+	if err != nil { // no inotify instance is left
+		logger.Error(err, "Cannot watch the configuration, reading it now and then", "every", f.rescan)
+		return f.poll(ctx)
 	}
 	defer watcher.Close()
-	logger := klog.FromContext(ctx)
 	for {
 		// Before each look, since the link may lead elsewhere now. Adding twice does nothing.
-		if err := f.follow(watcher); err != nil {
-			return fmt.Errorf("watch configuration %s: %w", f.Path, err)
+		if err := f.follow(watcher); err != nil { // no inotify watch is left
+			logger.Error(err, "Cannot watch the configuration, reading it now and then", "every", f.rescan)
+			return f.poll(ctx)
 		}
-		if data, err := os.ReadFile(f.Path); err == nil && len(data) > 0 && !bytes.Equal(data, f.data) {
-			return fmt.Errorf("configuration %s has changed: exiting, to be restarted with it", f.Path)
+		if err := f.changed(); err != nil {
+			return err
 		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-watcher.Events:
 		case err := <-watcher.Errors:
-			logger.Error(err, "Watch of the configuration lost track, reading it again", "file", f.Path)
+			logger.Error(err, "Watch of the configuration lost track, reading it again")
 		}
 	}
+}
+
+// poll is Watch without notices.
+func (f *File) poll(ctx context.Context) error {
+	for {
+		if err := f.changed(); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(f.rescan):
+		}
+	}
+}
+
+// changed returns an error if the file has another text than at the start.
+func (f *File) changed() error {
+	if data, err := os.ReadFile(f.Path); err == nil && len(data) > 0 && !bytes.Equal(data, f.data) {
+		return fmt.Errorf("configuration %s has changed: exiting, to be restarted with it", f.Path)
+	}
+	return nil
 }
 
 // follow watches the directories in which the file can change.

@@ -7,6 +7,10 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nftproxy/nftproxy/internal/testkit/process"
 )
 
 // patience bounds the time until a change is noticed.
@@ -49,6 +53,40 @@ func TestWatch(t *testing.T) {
 	t.Run("notices a swapped ConfigMap", testSwappedConfigMapIsNoticed)
 	t.Run("watches a file behind a link where it is", testFileBehindALinkIsWatchedWhereItIs)
 	t.Run("does not notice unchanged files", testUnchangedFilesAreNotNoticed)
+	t.Run("reads the file now and then if the kernel refuses", testUnwatchedFileIsReadNowAndThen)
+}
+
+func testUnwatchedFileIsReadNowAndThen(t *testing.T) {
+	for name, refused := range map[string]struct {
+		call  uint32
+		errno unix.Errno
+	}{
+		"an inotify instance": {unix.SYS_INOTIFY_INIT1, unix.EMFILE},
+		"an inotify watch":    {unix.SYS_INOTIFY_ADD_WATCH, unix.ENOSPC},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "config.yaml")
+			write(t, path, header1)
+			f, err := Load(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f.rescan = 10 * time.Millisecond
+			result := make(chan error, 1)
+			watch := func() {
+				result <- process.Behind(process.Calls(process.Refused(refused.errno), refused.call), func(*process.Call) process.Verdict { return process.Pass },
+					func() { result <- f.Watch(t.Context()) })
+			}
+			go watch()
+			select {
+			case err := <-result:
+				t.Fatalf("Watch returned %v", err)
+			case <-time.After(200 * time.Millisecond):
+			}
+			write(t, path, header1+"mode: nftables\n")
+			wantChange(t, path, result)
+		})
+	}
 }
 
 func testChangedFileIsNoticed(t *testing.T) {

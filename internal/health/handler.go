@@ -28,14 +28,14 @@ type familyStatus struct {
 }
 
 // Handler answers /healthz and /livez with 200 or 503. /healthz is for load balancers and readiness probes: it fails
-// until a sync has succeeded, while the Node is being deleted, and while an empty state is held. /livez is for the
+// until a sync has succeeded, and while the Node is being deleted or does not exist any more. /livez is for the
 // kubelet: it fails only when a restart may help.
 func (p *Proxy) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
 		s := p.state()
 		s.NodeEligible = &s.eligible
-		s.reply(w, s.ready && !s.held, s.eligible, p.options.OnHealthz)
+		s.reply(w, s.ready, s.eligible, p.options.OnHealthz)
 	})
 	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) {
 		s := p.state()

@@ -34,6 +34,9 @@ type Options struct {
 	Timeout time.Duration
 	// Clock tells the time; nil means the machine's clock.
 	Clock clock.PassiveClock
+	// Held, if set, returns what is in force although the source does not have it (model.ListGuard.Held). Answers have it
+	// among their problems, and keep their status codes: the rules keep working, and a restart mends nothing.
+	Held func() []string
 	// OnHealthz and OnLivez, if set, are called with the status code of each answer.
 	OnHealthz, OnLivez func(code int)
 }
@@ -56,7 +59,7 @@ type Proxy struct {
 	waiting time.Time
 	// committing is the time since which the kernel carries out a commit; zero for none.
 	committing time.Time
-	// leaving says that the Node is being deleted.
+	// leaving says that the Node is being deleted, or was.
 	leaving bool
 	// awaitsNode says that the proxy waits for the Node.
 	awaitsNode bool
@@ -64,8 +67,6 @@ type Proxy struct {
 	waitingFor string
 	// failing holds the resources that cannot be watched.
 	failing map[string]bool
-	// held says why states without a resource are held (model.EmptyGuard).
-	held map[string]string
 }
 
 // NewProxy returns the health of a proxy that starts now.
@@ -74,7 +75,7 @@ func NewProxy(options Options) *Proxy {
 	if options.Clock == nil {
 		options.Clock = clock.RealClock{}
 	}
-	return &Proxy{options: options, failing: map[string]bool{}, held: map[string]string{}}
+	return &Proxy{options: options, failing: map[string]bool{}}
 }
 
 // Queued records that a change waits for a sync (model.LoopOptions.OnQueued).
@@ -102,8 +103,8 @@ func (p *Proxy) Committing(yes bool) {
 	}
 }
 
-// SetNode records the Node that this proxy runs on. While it is being deleted (GoingAway), /healthz is 503, so that
-// load balancers choose other nodes (KEP-3836). /livez does not change. A proxy without a Node object is healthy.
+// SetNode records the Node that this proxy runs on. If it is being deleted, or was (GoingAway), /healthz is 503, so that
+// load balancers choose other nodes (KEP-3836). /livez does not change. A proxy that never had a Node object is healthy.
 func (p *Proxy) SetNode(node model.Node) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -126,18 +127,6 @@ func (p *Proxy) SetFailing(resource string, failing bool) {
 	delete(p.failing, resource)
 	if failing {
 		p.failing[resource] = true
-	}
-}
-
-// SetHeld records why a state without a resource is not believed (model.EmptyGuard.OnHeld), until the reason is empty.
-// Then /healthz is 503, because the rules get older. /livez and healthCheckNodePorts do not change, because a restart
-// mends nothing and the rules keep working.
-func (p *Proxy) SetHeld(resource, reason string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.held, resource)
-	if reason != "" {
-		p.held[resource] = reason
 	}
 }
 
@@ -170,6 +159,14 @@ func (w *nodeWatch) SetNode(node *corev1.Node) {
 	w.Sink.SetNode(node)
 }
 
+// DeleteNode implements tracker.Sink. As in kube-proxy v1.37, a node is not eligible without its Node.
+func (w *nodeWatch) DeleteNode(name string) {
+	if name == w.nodeName {
+		w.proxy.SetNode(model.Node{GoingAway: true})
+	}
+	w.Sink.DeleteNode(name)
+}
+
 // Waiting implements tracker.Sink.
 func (w *nodeWatch) Waiting(reason string) {
 	if !w.synced.Load() {
@@ -191,7 +188,7 @@ func (p *Proxy) Ready() bool { return p.state().ready }
 // state is the state of a Proxy at one moment, with the part of the answer that both paths have.
 type state struct {
 	answer
-	alive, ready, held, eligible bool
+	alive, ready, eligible bool
 }
 
 func (p *Proxy) state() state {
@@ -204,7 +201,6 @@ func (p *Proxy) state() state {
 		answer:   answer{LastUpdated: p.synced, CurrentTime: now, Problems: p.problems(now)},
 		alive:    !late || committing,
 		ready:    !late && !p.synced.IsZero() && !p.awaitsNode,
-		held:     len(p.held) > 0,
 		eligible: !p.leaving,
 	}
 }
@@ -217,8 +213,8 @@ func (p *Proxy) problems(now time.Time) (out []string) {
 	if took := now.Sub(p.committing); !p.committing.IsZero() && took >= p.options.Timeout {
 		out = append(out, fmt.Sprintf("the kernel has not finished a commit for %v", took.Round(time.Second)))
 	}
-	for _, resource := range slices.Sorted(maps.Keys(p.held)) {
-		out = append(out, resource+": "+p.held[resource])
+	if p.options.Held != nil {
+		out = append(out, p.options.Held()...)
 	}
 	if p.waitingFor != "" {
 		out = append(out, "waiting for "+p.waitingFor)

@@ -208,9 +208,10 @@ func TestProbes(t *testing.T) {
 	t.Run("answer as kube-proxy does", testProbesAnswerAsKubeProxyDoes)
 	t.Run("say what is wrong", testProbesSayWhatIsWrong)
 	t.Run("say what the source waits for", testAnswersSayWhatTheSourceWaitsFor)
-	t.Run("say that an empty state is held", testAnswersSayThatAnEmptyStateIsHeld)
+	t.Run("say what is held", testAnswersSayWhatIsHeld)
 	t.Run("answers are counted", testAnswersAreCounted)
 	t.Run("nodes of others do not count", testNodesOfOthersDoNotCount)
+	t.Run("a deleted Node is not eligible", testDeletedNodeIsNotEligible)
 }
 
 // The bodies were recorded from kube-proxy v1.37.1; only the times are others.
@@ -328,23 +329,23 @@ func testAnswersSayWhatTheSourceWaitsFor(t *testing.T) {
 	}
 }
 
-func testAnswersSayThatAnEmptyStateIsHeld(t *testing.T) {
-	p := health.NewProxy(health.Options{})
+func testAnswersSayWhatIsHeld(t *testing.T) {
+	held := []string{"endpointslices: the source has none", "services: the source has none"}
+	p := health.NewProxy(health.Options{Held: func() []string { return held }})
 	server := httptest.NewServer(p.Handler())
 	defer server.Close()
-	p.Synced()
-	p.SetHeld("services", "none at all")
 	expectCodes(t, server.URL, http.StatusServiceUnavailable, http.StatusOK)
+	p.Synced()
+	expectCodes(t, server.URL, http.StatusOK, http.StatusOK)
 	for _, path := range []string{"/healthz", "/livez"} {
-		if _, body := get(t, server.URL+path); !strings.Contains(body, `"problems":["services: none at all"]`) {
+		if _, body := get(t, server.URL+path); !strings.Contains(body, `"problems":["endpointslices: the source has none","services: the source has none"]`) {
 			t.Errorf("%s does not say so:\n%s", path, body)
 		}
 	}
-	if !p.Ready() {
-		t.Error("healthCheckNodePorts fail too, although the rules keep working")
+	held = nil
+	if _, body := get(t, server.URL+"/healthz"); strings.Contains(body, "problems") {
+		t.Errorf("/healthz still has problems:\n%s", body)
 	}
-	p.SetHeld("services", "")
-	expectCodes(t, server.URL, http.StatusOK, http.StatusOK)
 }
 
 // sinkStub remembers the Nodes that it was given.
@@ -354,6 +355,29 @@ type sinkStub struct {
 }
 
 func (s *sinkStub) SetNode(node *corev1.Node) { s.nodes = append(s.nodes, node.Name) }
+func (s *sinkStub) DeleteNode(name string)    { s.nodes = append(s.nodes, "without "+name) }
+
+// As in kube-proxy v1.37, a node whose Node was deleted gets no traffic from load balancers.
+func testDeletedNodeIsNotEligible(t *testing.T) {
+	p := health.NewProxy(health.Options{})
+	server := httptest.NewServer(p.Handler())
+	defer server.Close()
+	p.Synced()
+	var next sinkStub
+	sink := p.WatchNode("node-1", &next)
+	for range 2 {
+		sink.SetNode(tainted())
+		expectCodes(t, server.URL, http.StatusOK, http.StatusOK)
+		sink.DeleteNode("node-1")
+		expectCodes(t, server.URL, http.StatusServiceUnavailable, http.StatusOK)
+		if _, body := get(t, server.URL+"/healthz"); !strings.Contains(body, `"nodeEligible":false,"healthy":true`) {
+			t.Errorf("/healthz of a node that was deleted:\n%s", body)
+		}
+	}
+	if diff := cmp.Diff([]string{"node-1", "without node-1", "node-1", "without node-1"}, next.nodes); diff != "" {
+		t.Errorf("handed on (-want +got):\n%s", diff)
+	}
+}
 
 func testNodesOfOthersDoNotCount(t *testing.T) {
 	p := health.NewProxy(health.Options{})
@@ -367,9 +391,11 @@ func testNodesOfOthersDoNotCount(t *testing.T) {
 	other.Name = "node-2"
 	sink.SetNode(other)
 	expectCodes(t, server.URL, http.StatusOK, http.StatusOK)
+	sink.DeleteNode("node-2")
+	expectCodes(t, server.URL, http.StatusOK, http.StatusOK)
 	sink.SetNode(deleted())
 	expectCodes(t, server.URL, http.StatusServiceUnavailable, http.StatusOK)
-	if diff := cmp.Diff([]string{"node-2", "node-1"}, next.nodes); diff != "" {
+	if diff := cmp.Diff([]string{"node-2", "without node-2", "node-1"}, next.nodes); diff != "" {
 		t.Errorf("handed on (-want +got):\n%s", diff)
 	}
 }

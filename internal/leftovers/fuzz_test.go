@@ -36,10 +36,16 @@ func smallTable(l entryLayout) []byte {
 // parsed returns a table with its base chain at the given offsets.
 func parsed(f legacyFamily, entries []byte, first, last uint32) (*legacyTable, error) {
 	t := &legacyTable{family: f, name: "nat", entries: slices.Clone(entries)}
-	t.info[tableNameSize] = 1
+	binary.NativeEndian.PutUint32(t.info[tableNameSize:], 1)
 	binary.NativeEndian.PutUint32(t.info[infoHooksAt:], first)
 	binary.NativeEndian.PutUint32(t.info[infoHooksAt+4*hooks:], last)
 	return t, t.parse()
+}
+
+func nothing(*legacyRule) bool { return false }
+
+func going(doomed map[string]bool) func(*legacyRule) bool {
+	return func(r *legacyRule) bool { return r.goes(doomed) }
 }
 
 func TestLegacyTable(t *testing.T) {
@@ -51,7 +57,7 @@ func TestLegacyTable(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			kept, err := table.remove(map[string]bool{"KUBE-SERVICES": true})
+			kept, err := table.remove(going(map[string]bool{"KUBE-SERVICES": true}))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -95,17 +101,19 @@ func FuzzLegacyEntries(f *testing.F) {
 			if len(others.Uses) > min(len(table.rules), maxUses) {
 				t.Errorf("%d rules have the uses %v", len(table.rules), others.Uses)
 			}
-			if recording, err := table.record("nat"); err == nil {
+			legacy := LegacyTable{Family: family.family, Name: "nat", read: table}
+			_ = legacy.Table().String()
+			if recording, err := legacy.Record(); err == nil {
 				if _, err := recording.Other(); err != nil {
 					t.Error(err)
 				}
 			}
-			if _, err := table.remove(nil); err == nil && !slices.Equal(table.entries, entries) {
+			if _, err := table.remove(nothing); err == nil && !slices.Equal(table.entries, entries) {
 				t.Error("removing nothing changed the entries")
 			}
-			doomed := doomedChains(table.chains, table.jumps())
+			doomed := table.doomed(false)
 			count := len(table.rules)
-			kept, err := table.remove(doomed)
+			kept, err := table.remove(going(doomed))
 			if err != nil {
 				continue
 			}

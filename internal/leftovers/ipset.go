@@ -119,9 +119,9 @@ func destroyIPSets(ctx context.Context) (removal Removal, err error) {
 	for _, name := range names {
 		switch err := c.destroy(ctx, name, deadline); {
 		case err == nil, errors.Is(err, unix.ENOENT):
-			removal.Removed = append(removal.Removed, setName(name))
+			removal.remove(setName(name), true)
 		case errors.Is(err, ipsetBusy):
-			removal.Kept = append(removal.Kept, setName(name))
+			removal.Kept.add(setName(name))
 		default:
 			return removal, fmt.Errorf("destroy the set %s: %w", name, err)
 		}

@@ -91,6 +91,20 @@ func (r *Remover) drain(ctx context.Context) (removal Removal, err error) {
 	return removal, err
 }
 
+// ownVirtualServers returns those that kube-proxy made, if there is kube-ipvs0.
+func (r *Remover) ownVirtualServers() ([]virtualServer, error) {
+	device, err := readDevice()
+	if device == nil || err != nil {
+		return nil, err
+	}
+	servers, err := dialIPVS()
+	if servers == nil || err != nil {
+		return nil, err
+	}
+	defer servers.Close()
+	return r.virtualServers(servers, device)
+}
+
 // virtualServers returns those that kube-proxy made: on addresses of kube-ipvs0, and of node ports.
 func (r *Remover) virtualServers(c *ipvsConn, d *device) (own []virtualServer, err error) {
 	all, err := c.virtualServers()
@@ -152,7 +166,7 @@ func (d *drain) serve(ctx context.Context, v virtualServer) error {
 			return err
 		}
 		d.Ended += connections
-		d.Removed = append(d.Removed, v.String())
+		d.remove(v.String(), true)
 		return nil
 	}
 	d.busy[v.at.Addr()] = true
@@ -184,7 +198,7 @@ func (d *drain) addresses(device *device) error {
 		if err := device.remove(); err != nil {
 			return err
 		}
-		d.Removed = append(d.Removed, ipvsDevice)
+		d.remove(ipvsDevice, true)
 		return nil
 	}
 	for _, a := range unused {

@@ -3,6 +3,7 @@ package leftovers
 import (
 	"encoding/binary"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -211,7 +212,7 @@ func TestDrain(t *testing.T) {
 		r := &Remover{DrainTimeout: time.Hour}
 		removal := remove(t, r)
 		expect(t, "draining", Draining{VirtualServers: 2, Connections: 3, Addresses: 2}, removal.Draining)
-		expect(t, "removed", []string{"virtual server udp 10.96.0.1:53", "virtual server tcp 10.96.0.2:80"}, removal.Removed)
+		expect(t, "removed", []string{"virtual server udp 10.96.0.1:53", "virtual server tcp 10.96.0.2:80"}, removal.Removed.First)
 		expect(t, "virtual servers", []fakeServer{
 			server(tcp, "10.96.0.1:443", endpoint("10.244.1.5:6443", 0, 2), endpoint("10.244.1.6:6443", 0, 0)),
 			foreign,
@@ -227,8 +228,8 @@ func TestDrain(t *testing.T) {
 		expect(t, "draining", Draining{}, removal.Draining)
 		expect(t, "virtual servers", []fakeServer{foreign}, fake.servers)
 		expect(t, "addresses", []string{"no device"}, addressesOf(t))
-		if found := find(t); found != nil || removal.Back != "" || !r.begun.IsZero() {
-			t.Errorf("left %v; back %v; begun %v", found, removal.Back, r.begun)
+		if found := find(t); found != nil || !r.begun.IsZero() {
+			t.Errorf("left %v; begun %v", found, r.begun)
 		}
 	})
 	t.Run("the timeout ends connections", func(t *testing.T) {
@@ -247,9 +248,8 @@ func TestDrain(t *testing.T) {
 		makeDevice(t, "10.96.0.1", "10.96.0.2")
 		fake := useFakeIPVS(t, server(tcp, "10.96.0.1:443", endpoint("10.244.1.5:6443", 1, 2)), server(tcp, "10.96.0.2:80"))
 		r := &Remover{DrainTimeout: time.Hour}
-		if removal := remove(t, r); removal.Back != "" {
-			t.Error("back at first")
-		}
+		remove(t, r)
+		expect(t, "back at first", "", r.back(find(t)))
 		fake.servers = append(fake.servers, server(tcp, "10.96.0.2:80"))
 		if addr, err := vnetlink.ParseAddr("10.96.0.2/32"); err != nil {
 			t.Fatal(err)
@@ -258,7 +258,7 @@ func TestDrain(t *testing.T) {
 		} else if err := vnetlink.AddrAdd(link, addr); err != nil {
 			t.Fatal(err)
 		}
-		expect(t, "back", "virtual server tcp 10.96.0.2:80", remove(t, r).Back)
+		expect(t, "back", "virtual server tcp 10.96.0.2:80", r.back(find(t)))
 	})
 	t.Run("kube-ipvs0 stays for node ports, and without it a virtual server is another program's", func(t *testing.T) {
 		netns.EnterForTest(t)
@@ -277,7 +277,7 @@ func TestDrain(t *testing.T) {
 		expect(t, "draining", Draining{VirtualServers: 1, Connections: 2}, remove(t, r).Draining)
 		expect(t, "addresses", []string(nil), addressesOf(t))
 		fake.servers[0].real[0].connections = 0
-		expect(t, "kept", sets, remove(t, r).Kept)
+		expect(t, "kept", sets, remove(t, r).Kept.First)
 		expect(t, "virtual servers", []fakeServer{}, fake.servers)
 		expect(t, "addresses", []string{"no device"}, addressesOf(t))
 		fake.servers = []fakeServer{server(tcp, address+":30080")}
@@ -302,15 +302,35 @@ func TestDrain(t *testing.T) {
 			t.Errorf("left %v", found)
 		}
 	})
-	t.Run("an address that a socket of the node uses stays until the timeout", func(t *testing.T) {
+	t.Run("an address that a connected socket of the node uses stays until the timeout", func(t *testing.T) {
 		netns.EnterForTest(t)
 		makeDevice(t, "10.96.0.1", "10.96.0.2", "fd00::1", "fd00::2")
-		for _, at := range []string{"10.96.0.1:0", "[fd00::1]:0"} {
-			socket, err := net.ListenPacket("udp", at)
+		lo, err := vnetlink.LinkByName("lo")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := vnetlink.LinkSetUp(lo); err != nil {
+			t.Fatal(err)
+		}
+		for addr, peer := range map[string]string{"10.96.0.1": "127.0.0.1", "fd00::1": "::1"} {
+			socket, err := net.DialUDP("udp", &net.UDPAddr{IP: net.ParseIP(addr)}, &net.UDPAddr{IP: net.ParseIP(peer), Port: 53})
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer socket.Close()
+		}
+		// As ntpd and named do at each address.
+		for _, at := range []string{"10.96.0.2:0", "[fd00::2]:0"} {
+			for _, listen := range []func() (io.Closer, error){
+				func() (io.Closer, error) { return net.ListenPacket("udp", at) },
+				func() (io.Closer, error) { return net.Listen("tcp", at) },
+			} {
+				socket, err := listen()
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer socket.Close()
+			}
 		}
 		removal := remove(t, &Remover{DrainTimeout: time.Hour})
 		expect(t, "draining", Draining{Addresses: 2}, removal.Draining)
@@ -325,7 +345,7 @@ func TestUsedBySockets(t *testing.T) {
 	t.Cleanup(func() { socketFiles = real })
 	for count, want := range map[int]bool{maxSockets: false, maxSockets + 1: true} {
 		file := filepath.Join(t.TempDir(), "tcp")
-		const line = "   0: 0100007F:1F90 0100007F:8124 01 00000000:00000000 00:00000000 00000000     0        0 2144 1 0000000000000000 20 0 0 10 -1\n"
+		line := "   0: " + socketWord(127, 0, 0, 1) + ":1F90 0100007F:8124 01 00000000:00000000 00:00000000 00000000     0        0 2144 1 0000000000000000 20 0 0 10 -1\n"
 		if err := os.WriteFile(file, []byte("sl local_address\n"+strings.Repeat(line, count)), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -337,8 +357,11 @@ func TestUsedBySockets(t *testing.T) {
 	}
 }
 
+// socketWord is a part of an address as the kernel prints it.
+func socketWord(b ...byte) string { return fmt.Sprintf("%08X", binary.NativeEndian.Uint32(b)) }
+
 func TestParseSocketAddress(t *testing.T) {
-	word := func(b ...byte) string { return fmt.Sprintf("%08X", binary.NativeEndian.Uint32(b)) }
+	word := socketWord
 	for text, want := range map[string]string{
 		word(10, 96, 0, 1) + ":01BB": "10.96.0.1",
 		word(0xfd, 0, 0, 0) + word(0, 0, 0, 0) + word(0, 0, 0, 0) + word(0, 0, 0, 1) + ":01BB":      "fd00::1",

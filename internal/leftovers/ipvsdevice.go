@@ -97,7 +97,7 @@ var socketFiles = []string{"/proc/thread-self/net/tcp", "/proc/thread-self/net/t
 // maxSockets limits the sockets that one look reads: clients of the node can make a million.
 const maxSockets = 100_000
 
-// usedBySockets tells whether an address is the local one of a socket of the node. A process of the node that dials a
+// usedBySockets tells whether an address is the local one of a connected socket of the node. A process of the node that dials a
 // Service gets the Service's address as its own, as long as that is on kube-ipvs0, and loses its connection with it. If there
 // are more than maxSockets, each address counts as used.
 func usedBySockets() (is func(netip.Addr) bool, err error) {
@@ -118,7 +118,7 @@ func usedBySockets() (is func(netip.Addr) bool, err error) {
 				return func(netip.Addr) bool { return true }, nil
 			}
 			// sl local_address rem_address st …, in hexadecimal.
-			if f := strings.Fields(lines.Text()); len(f) > 3 && f[3] != socketListens && f[3] != socketTimeWait {
+			if f := strings.Fields(lines.Text()); len(f) > 3 && !slices.Contains(idleSockets, f[3]) {
 				if addr, ok := parseSocketAddress(f[1]); ok {
 					used[addr] = true
 				}
@@ -131,8 +131,9 @@ func usedBySockets() (is func(netip.Addr) bool, err error) {
 	return func(a netip.Addr) bool { return used[a] }, nil
 }
 
-// States of TCP sockets.
-const socketTimeWait, socketListens = "06", "0A"
+// idleSockets are the states of sockets without a peer, from net/tcp_states.h: TIME_WAIT, LISTEN, and for UDP CLOSE.
+// ntpd and named bind a socket to each address of the node.
+var idleSockets = []string{"06", "0A", "07"}
 
 // parseSocketAddress reads an address such as 0100007F:1F90: words of 32 bits in the machine's byte order.
 func parseSocketAddress(text string) (addr netip.Addr, ok bool) {

@@ -3,7 +3,7 @@ package leftovers
 import (
 	"bytes"
 	"context"
-	"errors"
+	"encoding/binary"
 	"fmt"
 	"os"
 	"os/exec"
@@ -19,7 +19,9 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/nftproxy/nftproxy/internal/testkit/netns"
 	"github.com/nftproxy/nftproxy/nft"
+	"github.com/nftproxy/nftproxy/nft/nfttest"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // run runs one of the iptables programs, which the package itself never does.
@@ -181,13 +183,13 @@ func TestRemove(t *testing.T) {
 			if diff := cmp.Diff(before, saved(t, variant)); diff != "" {
 				t.Errorf("the rules are not those of before kube-proxy (-before +after):\n%s", diff)
 			}
-			if len(removal.Removed) < 50 || removal.Kept != nil {
-				t.Errorf("removed %d chains, kept %v", len(removal.Removed), removal.Kept)
+			if removal.Removed.Count < 50 || removal.Kept.Count != 0 {
+				t.Errorf("removed %v, kept %v", removal.Removed, removal.Kept)
 			}
 			if found := find(t); found != nil {
 				t.Errorf("found %+v after the removal", found)
 			}
-			if removal := remove(t); removal.Removed != nil || removal.Kept != nil {
+			if removal := remove(t); removal.Removed.Count != 0 || removal.Kept.Count != 0 {
 				t.Errorf("a second removal did %+v", removal)
 			}
 		})
@@ -197,7 +199,7 @@ func TestRemove(t *testing.T) {
 			// As the CNI plugin portmap does with externalSetMarkChain.
 			run(t, "*nat\n:CNI-HOSTPORT-SETMARK - [0:0]\n-A CNI-HOSTPORT-SETMARK -j KUBE-MARK-MASQ\nCOMMIT\n", "iptables-"+variant+"-restore", "--noflush")
 			removal := remove(t)
-			if diff := cmp.Diff([]string{"ip nat KUBE-MARK-MASQ", "ip nat KUBE-POSTROUTING"}, removal.Kept); diff != "" {
+			if diff := cmp.Diff([]string{"ip nat KUBE-MARK-MASQ", "ip nat KUBE-POSTROUTING"}, removal.Kept.First); diff != "" {
 				t.Errorf("kept (-want +got):\n%s", diff)
 			}
 			if found := find(t); len(found) > 0 {
@@ -210,13 +212,51 @@ func TestRemove(t *testing.T) {
 				}
 			}
 		})
+		t.Run("a chain of another program keeps the chain that it calls, but not the rules that called that one, "+variant, func(t *testing.T) {
+			netns.EnterForTest(t)
+			leaveKubeProxy(t, variant)
+			run(t, "*nat\n:MINE - [0:0]\n-A OUTPUT -j MINE\n-A MINE -j KUBE-SERVICES\nCOMMIT\n", "iptables-"+variant+"-restore", "--noflush")
+			services := regexp.MustCompile("(?m)^-A KUBE-SERVICES .*$")
+			before := services.FindAllString(run(t, "", "iptables-"+variant+"-save", "-t", "nat"), -1)
+			removal := remove(t)
+			if removal.Kept.Count < 20 || removal.Removed.Count < 20 {
+				t.Errorf("kept %v, removed %v", removal.Kept, removal.Removed)
+			}
+			rules := run(t, "", "iptables-"+variant+"-save", "-t", "nat")
+			if diff := cmp.Diff(before, services.FindAllString(rules, -1)); diff != "" {
+				t.Errorf("the chain (-before +after):\n%s", diff)
+			}
+			if strings.Contains(rules, "-A PREROUTING") || strings.Count(rules, "-A OUTPUT") != 1 || !strings.Contains(rules, "-A MINE -j KUBE-SERVICES") {
+				t.Errorf("left is\n%s", rules)
+			}
+			if rules := run(t, "", "iptables-"+variant+"-save", "-t", "filter"); strings.Contains(rules, "KUBE-SERVICES") || strings.Contains(rules, "KUBE-FORWARD") {
+				t.Errorf("left is\n%s", rules)
+			}
+			if again := remove(t); again.Removed.Count != 0 || again.Kept.Count != removal.Kept.Count {
+				t.Errorf("a second removal did %+v", again)
+			}
+		})
+		t.Run("chains that a network plugin is configured to use stay, "+variant, func(t *testing.T) {
+			netns.EnterForTest(t)
+			leaveKubeProxy(t, variant)
+			useCNI(t, map[string]string{"10-bridge.conflist": `{"plugins":[{"type":"bridge"},{"type":"portmap","externalSetMarkChain":"KUBE-MARK-MASQ"}]}`})
+			if diff := cmp.Diff([]string{"ip nat KUBE-MARK-MASQ", "ip nat KUBE-POSTROUTING", "ip6 nat KUBE-MARK-MASQ", "ip6 nat KUBE-POSTROUTING"}, remove(t).Kept.First); diff != "" {
+				t.Errorf("kept (-want +got):\n%s", diff)
+			}
+			if rules := run(t, "", "iptables-"+variant+"-save", "-t", "nat"); !strings.Contains(rules, "-A POSTROUTING") || !strings.Contains(rules, "-A KUBE-MARK-MASQ -j MARK") {
+				t.Errorf("left is\n%s", rules)
+			}
+			if found := find(t); len(found) > 0 {
+				t.Errorf("found %+v after the removal", found)
+			}
+		})
 		t.Run("a rule of a base chain that is not kube-proxy's keeps the chain, "+variant, func(t *testing.T) {
 			netns.EnterForTest(t)
 			leaveKubeProxy(t, variant)
 			const rule = "-A PREROUTING -s 10.9.0.0/16 -j KUBE-MARK-MASQ"
 			run(t, "*nat\n"+rule+"\nCOMMIT\n", "iptables-"+variant+"-restore", "--noflush")
-			if kept := remove(t).Kept; len(kept) != 2 {
-				t.Errorf("kept %q", kept)
+			if kept := remove(t).Kept; kept.Count != 2 {
+				t.Errorf("kept %v", kept)
 			}
 			if rules := run(t, "", "iptables-"+variant+"-save", "-t", "nat"); !strings.Contains(rules, rule) {
 				t.Errorf("it is gone:\n%s", rules)
@@ -225,23 +265,39 @@ func TestRemove(t *testing.T) {
 	}
 	t.Run("where there is nothing, nothing is done", func(t *testing.T) {
 		netns.EnterForTest(t)
-		if removal := remove(t); removal.Removed != nil || removal.Kept != nil {
+		if removal := remove(t); removal.Removed.Count != 0 || removal.Kept.Count != 0 {
 			t.Errorf("removed %+v", removal)
 		}
 		if tables := run(t, "", "nft", "list", "tables"); tables != "" {
 			t.Errorf("the removal made tables:\n%s", tables)
 		}
 	})
-	t.Run("a reference that is not understood refuses all of it", func(t *testing.T) {
+	t.Run("a verdict map of another program keeps the chain that it names, and all else goes", func(t *testing.T) {
 		netns.EnterForTest(t)
-		leaveKubeProxy(t, "nft")
-		run(t, "add rule ip nat PREROUTING tcp dport vmap { 99 : jump KUBE-SERVICES }", "nft", "-f", "-")
-		before := run(t, "", "nft", "list", "ruleset")
-		if removal, err := new(Remover).Remove(t.Context()); err == nil || !strings.Contains(err.Error(), "device or resource busy") {
-			t.Errorf("removal %+v, error %v", removal, err)
+		leaveKubeProxyAlone(t, "nft")
+		const vmap = "tcp dport vmap { 99 : jump KUBE-NODEPORTS }"
+		run(t, "add rule ip nat PREROUTING "+vmap, "nft", "-f", "-")
+		before := run(t, "", "nft", "list", "chain", "ip", "nat", "KUBE-NODEPORTS")
+		removal := remove(t)
+		// It calls these.
+		kept := regexp.MustCompile(`KUBE-(NODEPORTS|EXT|SVC|SVL|SEP|MARK-MASQ|POSTROUTING)`)
+		if removal.Kept.Count < 20 || removal.Kept.First[0] != "ip nat KUBE-NODEPORTS" {
+			t.Errorf("kept %v", removal.Kept)
 		}
-		if diff := cmp.Diff(before, run(t, "", "nft", "list", "ruleset")); diff != "" {
-			t.Errorf("a refused removal changed something:\n%s", diff)
+		if diff := cmp.Diff(before, run(t, "", "nft", "list", "chain", "ip", "nat", "KUBE-NODEPORTS")); diff != "" {
+			t.Errorf("the chain (-before +after):\n%s", diff)
+		}
+		for _, line := range strings.Split(run(t, "", "nft", "list", "ruleset"), "\n") {
+			if chain, is := strings.CutPrefix(line, "\tchain KUBE-"); is && !kept.MatchString("KUBE-"+chain) {
+				t.Errorf("left is %s", line)
+			}
+		}
+		rules := run(t, "", "nft", "list", "chain", "ip", "nat", "PREROUTING")
+		if strings.Contains(rules, "jump KUBE-SERVICES") || !strings.Contains(rules, vmap) {
+			t.Errorf("left is %s", rules)
+		}
+		if found := find(t); len(found) != 1 || strings.HasPrefix(found[0].Example, "ip6") {
+			t.Errorf("found %v", found)
 		}
 	})
 	t.Run("another program commits all the time", func(t *testing.T) {
@@ -263,30 +319,68 @@ func TestRemove(t *testing.T) {
 		removal, err := new(Remover).Remove(t.Context())
 		stop()
 		others.Wait()
-		if err != nil || len(removal.Removed) < 50 {
-			t.Errorf("removed %d chains, error %v", len(removal.Removed), err)
+		if err != nil || removal.Removed.Count < 50 {
+			t.Errorf("removed %d chains, error %v", removal.Removed.Count, err)
 		}
 	})
-	t.Run("the rules changed since they were read", func(t *testing.T) {
-		netns.EnterForTest(t)
-		leaveKubeProxy(t, "nft")
-		conn, err := nft.Dial(nft.Config{})
-		if err != nil {
-			t.Fatal(err)
+	t.Run("the rules changed since they were read", testRulesThatChangedSince)
+}
+
+// meddler is a socket of a connection beside which somebody commits, just before the connection's first transaction.
+type meddler struct {
+	nft.Socket
+	meddle func()
+}
+
+func (m *meddler) Send(b []byte) error {
+	if binary.NativeEndian.Uint16(b[4:]) == unix.NFNL_MSG_BATCH_BEGIN && m.meddle != nil {
+		meddle := m.meddle
+		m.meddle = nil
+		meddle()
+	}
+	return m.Socket.Send(b)
+}
+
+// Somebody makes the table anew: the kernel counts handles from 1 again, so that of a rule that was read is now that of
+// another one.
+func testRulesThatChangedSince(t *testing.T) {
+	kernel := &nfttest.Kernel{}
+	others, err := nft.Dial(nft.Config{Open: kernel.Open})
+	if err != nil {
+		t.Fatal(err)
+	}
+	nat := func(rules ...nft.Rule) *nft.Table {
+		return &nft.Table{Family: nft.FamilyIP, Name: "nat", Chains: []*nft.Chain{
+			{Name: "PREROUTING", Type: nft.TypeNAT, Hook: nft.HookPrerouting, Priority: nft.PriorityDstNAT, Rules: rules}, {Name: "KUBE-SERVICES"},
+		}}
+	}
+	commit := func(tx nft.Transaction) {
+		if _, err := others.Commit(t.Context(), tx); err != nil {
+			t.Error(err)
 		}
-		defer conn.Close()
-		tx, _, err := plan(t.Context(), conn, find(t)[0].tables)
-		if err != nil || tx.Empty() {
-			t.Fatal(tx, err)
-		}
-		run(t, "", "nft", "add", "table", "ip", "somebody-elses")
-		if _, err := conn.Commit(t.Context(), tx); !errors.Is(err, nft.ErrGenerationMoved) {
-			t.Errorf("error %v, want %v", err, nft.ErrGenerationMoved)
-		}
-		if found := find(t); len(found) != 1 {
-			t.Errorf("found %+v", found)
-		}
-	})
+	}
+	jump, foreign := nft.NewRule(nft.Jump("KUBE-SERVICES")), nft.NewRule(nft.Accept)
+	commit(nft.Diff(nil, nat(jump, foreign)))
+	meddled := false
+	conn, err := nft.Dial(nft.Config{Open: func() (nft.Socket, error) {
+		s, err := kernel.Open()
+		return &meddler{s, func() {
+			meddled = true
+			commit(nft.Diff(nat(), nil))
+			commit(nft.Diff(nil, nat(foreign, jump)))
+		}}, err
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := nftRemover{t.Context(), conn, new(Removal)}
+	if err := r.cut(table{nft.FamilyIP, "nat"}, isFixed); err != nil || !meddled {
+		t.Error(err, meddled)
+	}
+	got, err := others.ReadTable(t.Context(), nft.FamilyIP, "nat")
+	if err != nil || got.String() != nat(foreign).String() {
+		t.Errorf("left is %v, %v", got, err)
+	}
 }
 
 // leaveKubeProxyAlone makes kube-proxy's rules without the one chain that it shares with the kubelet.
@@ -305,7 +399,8 @@ func leaveKubeProxyAlone(t *testing.T, variant string) {
 // TestWatchBesideAKubeProxy plays a kube-proxy that makes its rules again after each removal, and one that was interrupted.
 func TestWatchBesideAKubeProxy(t *testing.T) {
 	newWatch := func(conflict *bool) *watch {
-		w := &watch{Options: Options{Synced: make(chan struct{}), OnLook: func(_ map[Kind]int, _ Draining, c bool) { *conflict = c }}, find: Find, remove: new(Remover).remove}
+		r := new(Remover)
+		w := &watch{Options: Options{Synced: make(chan struct{}), OnLook: func(_ map[Kind]int, _ Draining, c bool) { *conflict = c }}, find: Find, back: r.back, remove: r.remove}
 		w.logger = funcr.New(func(_, _ string) {}, funcr.Options{})
 		return w
 	}
@@ -316,7 +411,8 @@ func TestWatchBesideAKubeProxy(t *testing.T) {
 			w := newWatch(&conflict)
 			for minute := range conflictReturns + 1 {
 				leaveKubeProxy(t, variant)
-				if w.pass(t.Context(), time.Unix(int64(60*minute), 0)); conflict != (minute == conflictReturns) || find(t) != nil {
+				last := minute == conflictReturns
+				if w.pass(t.Context(), time.Unix(int64(60*minute), 0)); conflict != last || (find(t) != nil) != last {
 					t.Errorf("minute %d: conflict %v, found %v", minute, conflict, find(t))
 				}
 			}
@@ -358,8 +454,8 @@ func TestBothVariants(t *testing.T) {
 			t.Errorf("found %+v", found)
 		}
 		removal, err := new(Remover).Remove(t.Context())
-		if err != nil || len(removal.Removed) < 100 || removal.Kept != nil {
-			t.Errorf("removed %d chains, kept %v, error %v", len(removal.Removed), removal.Kept, err)
+		if err != nil || removal.Removed.Count < 100 || removal.Kept.Count != 0 {
+			t.Errorf("removed %d chains, kept %v, error %v", removal.Removed.Count, removal.Kept, err)
 		}
 		for variant, want := range before {
 			if diff := cmp.Diff(want, saved(t, variant)); diff != "" {
@@ -390,8 +486,8 @@ func TestBothVariants(t *testing.T) {
 				t.Errorf("found %+v, error %v", found, err)
 			}
 			removal, err := new(Remover).Remove(t.Context())
-			if len(removal.Removed) < 50 || !says(err) {
-				t.Errorf("removed %d chains, error %v", len(removal.Removed), err)
+			if removal.Removed.Count < 50 || !says(err) {
+				t.Errorf("removed %d chains, error %v", removal.Removed.Count, err)
 			}
 			others, err := FindOthers(t.Context(), 0, "filter")
 			if !slices.Contains(others.Tables, "ip nat") || slices.Contains(others.Tables, "ip filter") || (err == nil) != (test.want == "") {

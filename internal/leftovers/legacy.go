@@ -49,18 +49,37 @@ func familyOf(family nft.Family) legacyFamily {
 	return legacyFamilies[slices.IndexFunc(legacyFamilies, func(f legacyFamily) bool { return f.family == family })]
 }
 
-// legacyChains returns the names of the chains of a table of iptables-legacy; none if the table is not in use.
-func legacyChains(_ context.Context, of table) ([]string, error) {
-	f := familyOf(of.family)
-	tables, err := f.tables()
-	if err != nil || !slices.Contains(tables, of.name) {
-		return nil, err
+// findLegacy lists kube-proxy's chains in the tables of iptables-legacy that are in use.
+func findLegacy(context.Context) (found []foundTable, err error) {
+	for _, f := range legacyFamilies {
+		inUse, err := f.tables()
+		if err != nil {
+			return found, err
+		}
+		for _, name := range tableNames {
+			if !slices.Contains(inUse, name) {
+				continue
+			}
+			t, err := f.read(name)
+			if err != nil {
+				return found, err
+			}
+			if of := newFoundTable(table{f.family, name}, t.chains); len(of.chains)+len(of.shared) > 0 {
+				found = append(found, of)
+			}
+		}
 	}
-	t, err := f.read(of.name)
-	if err != nil {
-		return nil, err
+	return found, nil
+}
+
+// retry calls do up to a hundred times while other programs change the table (EAGAIN).
+func retry[T any](do func() (T, error)) (out T, err error) {
+	for range 100 {
+		if out, err = do(); !errors.Is(err, unix.EAGAIN) {
+			break
+		}
 	}
-	return t.chains, nil
+	return out, err
 }
 
 // tables returns the names of those in use.
@@ -137,9 +156,9 @@ var setsockopt = func(socket, level, option int, value []byte) error {
 }
 
 // Tables of iptables-legacy are a list of entries, each a rule: a head, matches, and a target. The base chains come first.
-// A chain of users begins with an entry whose target is called ERROR and has the chain's name. So does the table's last
-// entry: its name is ERROR too. The standard target, without a name, has a verdict: below zero an end, else the offset
-// of the entry where the packet goes on.
+// A chain of users begins with an entry whose target is called ERROR and has the chain's name. The table's last entry is
+// one too, and its name is ERROR, which the chain of a user can have as well. The standard target, without a name, has a
+// verdict: below zero an end, else the offset of the entry where the packet goes on.
 const (
 	chainTarget = "ERROR"
 	// In struct xt_entry_target the name is behind the length, and the data behind name and revision.
@@ -177,6 +196,8 @@ type legacyRule struct {
 	at, end, verdict int
 	// chain has the rule, and to is the chain that it jumps to. A base chain's is empty.
 	chain, to string
+	// begins says that the entry is no rule: a chain of users begins with it, or the table ends.
+	begins bool
 }
 
 // parse splits the entries into rules and chains.
@@ -196,7 +217,9 @@ func (t *legacyTable) parse() error {
 		r := legacyRule{at: at, end: at + next}
 		switch data := entry[target+targetDataAt : next]; text(entry[target+targetNameAt:][:targetNameSize]) {
 		case chainTarget:
-			if chain = text(data); chain != chainTarget {
+			r.begins, chain = true, ""
+			if r.end < len(t.entries) {
+				chain = text(data)
 				starts[r.end] = chain
 				t.chains = append(t.chains, chain)
 			}

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"runtime"
 	"slices"
@@ -23,14 +24,8 @@ const (
 	counterSize       = 16
 )
 
-// lockFile is the lock of all programs that change tables of iptables-legacy.
-var lockFile = "/run/xtables.lock"
-
-// lockTime limits the wait for other programs. kube-proxy can have the lock for some seconds.
-const lockTime = 30 * time.Second
-
 // removeLegacy removes chains of iptables-legacy, from one table after the other.
-func removeLegacy(ctx context.Context, tables []table) (removal Removal, err error) {
+func removeLegacy(ctx context.Context, found []foundTable, keepShared bool) (removal Removal, err error) {
 	if unsafe.Sizeof(uintptr(0)) != 8 {
 		return Removal{}, errors.New("this program must be a 64-bit one for that")
 	}
@@ -39,22 +34,42 @@ func removeLegacy(ctx context.Context, tables []table) (removal Removal, err err
 		return Removal{}, err
 	}
 	defer lock.Close()
-	for _, t := range tables {
-		r, err := retry(func() (Removal, error) { return familyOf(t.family).remove(t.name) })
+	for _, of := range found {
+		doomed, err := retry(func() (map[string]bool, error) { return familyOf(of.family).remove(of.name, keepShared) })
 		if err != nil {
-			return removal, fmt.Errorf("table %s of %s: %w", t.name, t.family, err)
+			return removal, fmt.Errorf("table %s of %s: %w", of.name, of.family, err)
 		}
-		removal.Removed, removal.Kept = append(removal.Removed, r.Removed...), append(removal.Kept, r.Kept...)
+		removal.addDoomed(of.table, doomed)
 	}
 	return removal, nil
 }
 
+// addDoomed notes what became of a table's chains.
+func (r *Removal) addDoomed(t table, doomed map[string]bool) {
+	for _, c := range slices.Sorted(maps.Keys(doomed)) {
+		if doomed[c] {
+			r.removeChains(t, []string{c})
+		} else {
+			r.keepChains(t, []string{c})
+		}
+	}
+}
+
+// LockFile is the lock of all programs that change tables of iptables-legacy, which they make when they first need it.
+const LockFile = "/run/xtables.lock"
+
+// lockFile is replaced by tests.
+var lockFile = LockFile
+
+// lockTime limits the wait for other programs. kube-proxy can have the lock for some seconds.
+const lockTime = 30 * time.Second
+
 // lockTables takes the lock until the file is closed. Without it, a change that another program makes at the same time could
-// get lost.
+// get lost. It does not make the file: in a container, that would be a file of which nobody else knows.
 func lockTables(ctx context.Context) (*os.File, error) {
-	f, err := os.OpenFile(lockFile, os.O_CREATE, 0o600)
+	f, err := os.Open(lockFile)
 	if err != nil {
-		return nil, fmt.Errorf("%w; in a container, mount the host's file there", err)
+		return nil, fmt.Errorf("%w; in a container, mount the host's file there, and where no iptables program has made it, make it", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, lockTime)
 	defer cancel()
@@ -71,40 +86,64 @@ func lockTables(ctx context.Context) (*os.File, error) {
 	}
 }
 
-// remove removes kube-proxy's chains from a table. It returns EAGAIN if the table has another number of rules by then.
-func (f legacyFamily) remove(name string) (removal Removal, err error) {
+// remove removes kube-proxy's chains from a table, and says of each whether it has gone. It returns EAGAIN if the table has
+// another number of rules by then.
+func (f legacyFamily) remove(name string, keepShared bool) (doomed map[string]bool, err error) {
 	t, err := f.read(name)
 	if err != nil {
-		return Removal{}, err
+		return nil, err
 	}
-	doomed := doomedChains(t.chains, t.jumps())
-	removal.add(table{f.family, name}, t.chains, doomed)
-	if len(removal.Removed) == 0 {
-		return removal, nil
+	doomed = t.doomed(keepShared)
+	before := len(t.rules)
+	kept, err := t.remove(func(r *legacyRule) bool { return r.goes(doomed) })
+	if err != nil || len(kept) == before {
+		return doomed, err
 	}
-	kept, err := t.remove(doomed)
-	if err != nil {
-		return Removal{}, err
-	}
-	return removal, f.socket(func(socket int) error { return t.replace(socket, kept) })
+	return doomed, f.socket(func(socket int) error { return t.replace(socket, kept) })
 }
 
-func (t *legacyTable) jumps() (jumps []jump) {
-	for _, r := range t.rules {
-		if r.to != "" {
-			jumps = append(jumps, jump{r.chain, r.to})
+// doomed returns the chains of kube-proxy, and for each whether it goes. A chain stays if a rule of another program
+// leads to it, and then all chains stay that it leads to itself.
+func (t *legacyTable) doomed(keepShared bool) map[string]bool {
+	doomed := map[string]bool{}
+	for _, c := range t.chains {
+		if isRemovable(c) {
+			doomed[c] = !keepShared || isProxyChain(c)
 		}
 	}
-	return jumps
+	for changed := true; changed; {
+		changed = false
+		keep := func(name string) {
+			if doomed[name] {
+				doomed[name], changed = false, true
+			}
+		}
+		for _, r := range t.rules {
+			if r.chain == "" && !isEntrance(r.to) || r.chain != "" && !doomed[r.chain] {
+				keep(r.to)
+			}
+		}
+		for i, name := range sharedChains { // one masquerades the packets that the other marks
+			if goes, exists := doomed[name]; exists && !goes {
+				keep(sharedChains[1-i])
+			}
+		}
+	}
+	return doomed
+}
+
+// goes reports whether a rule goes with the doomed chains.
+func (r *legacyRule) goes(doomed map[string]bool) bool {
+	return doomed[r.chain] || doomed[r.to] || r.chain == "" && isFixed(r.to)
 }
 
 // remove moves the entries that stay together. It returns the numbers of these.
-func (t *legacyTable) remove(doomed map[string]bool) (kept []int, err error) {
+func (t *legacyTable) remove(goes func(*legacyRule) bool) (kept []int, err error) {
 	starts := make([]int, len(t.rules)) // of the rules, or of those after them that stay
 	size := 0
-	for i, r := range t.rules {
+	for i := range t.rules {
 		starts[i] = size
-		if !doomed[r.chain] && !doomed[r.to] {
+		if r := &t.rules[i]; !goes(r) {
 			kept = append(kept, i)
 			size += r.end - r.at
 		}
@@ -119,7 +158,7 @@ func (t *legacyTable) remove(doomed map[string]bool) (kept []int, err error) {
 		return nil
 	}
 	for i := range 2 * hooks { // the first and the last entries
-		if t.info[tableNameSize]&(1<<(i%hooks)) != 0 {
+		if t.hasHook(i % hooks) {
 			if err := move(t.info[infoHooksAt+4*i:]); err != nil {
 				return nil, err
 			}

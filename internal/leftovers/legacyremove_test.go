@@ -1,7 +1,9 @@
 package leftovers
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/internal/testkit/netns"
+	"github.com/nftproxy/nftproxy/nft"
 	"golang.org/x/sys/unix"
 )
 
@@ -61,7 +64,7 @@ func TestReplaceLegacyTable(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			kept, err := table.remove(nil)
+			kept, err := table.remove(nothing)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -99,8 +102,7 @@ func TestReplaceLegacyTable(t *testing.T) {
 			}
 			return real(socket, level, option, value)
 		}
-		lockFile = filepath.Join(t.TempDir(), "lock")
-		t.Cleanup(func() { lockFile = "/run/xtables.lock" })
+		useLock(t, true)
 		if _, err := new(Remover).Remove(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -111,8 +113,7 @@ func TestReplaceLegacyTable(t *testing.T) {
 	t.Run("waits for the lock", func(t *testing.T) {
 		netns.EnterForTest(t)
 		leaveKubeProxy(t, "legacy")
-		lockFile = filepath.Join(t.TempDir(), "lock")
-		t.Cleanup(func() { lockFile = "/run/xtables.lock" })
+		useLock(t, true)
 		lock, err := lockTables(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -128,15 +129,30 @@ func TestReplaceLegacyTable(t *testing.T) {
 		netns.EnterForTest(t)
 		leaveKubeProxy(t, "legacy")
 		before := saved(t, "legacy")
-		lockFile = filepath.Join(t.TempDir(), "missing", "lock")
-		t.Cleanup(func() { lockFile = "/run/xtables.lock" })
+		file := useLock(t, false)
 		if removal, err := new(Remover).Remove(t.Context()); err == nil || !strings.Contains(err.Error(), "mount the host's file there") {
 			t.Errorf("removed %+v, error %v", removal, err)
 		}
 		if diff := cmp.Diff(before, saved(t, "legacy")); diff != "" {
 			t.Errorf("(-before +after):\n%s", diff)
 		}
+		if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("the lock, of which no iptables program would know, was made: %v", err)
+		}
 	})
+}
+
+// useLock has another file in the place of the machine's lock.
+func useLock(t *testing.T, exists bool) (file string) {
+	t.Helper()
+	t.Cleanup(func() { lockFile = LockFile })
+	lockFile = filepath.Join(t.TempDir(), "lock")
+	if exists {
+		if err := os.WriteFile(lockFile, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return lockFile
 }
 
 func TestFindWhereNamesCannotBeRead(t *testing.T) {
@@ -150,8 +166,8 @@ func TestFindWhereNamesCannotBeRead(t *testing.T) {
 		t.Errorf("found %+v, error %v", found, err)
 	}
 	removal, err := new(Remover).Remove(t.Context())
-	if err == nil || len(removal.Removed) < 50 {
-		t.Errorf("removed %d chains, error %v", len(removal.Removed), err)
+	if err == nil || removal.Removed.Count < 50 {
+		t.Errorf("removed %d chains, error %v", removal.Removed.Count, err)
 	}
 	legacyFamilies[0].names = filepath.Join(t.TempDir(), "missing")
 	if found, err := Find(t.Context()); err != nil || len(found) != 0 {
@@ -222,5 +238,39 @@ func dieInRemoval(t *testing.T, at string) {
 	}
 	if _, err := new(Remover).Remove(t.Context()); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// The kernel calls the last entry of a table ERROR, and the user of iptables-legacy may call a chain so too.
+func TestChainCalledERROR(t *testing.T) {
+	for name, after := range map[string]string{"the last chain": "", "chains follow": ":LAST - [0:0]\n-A LAST -j ACCEPT\n-A ERROR -j LAST\n"} {
+		t.Run(name, func(t *testing.T) {
+			netns.EnterForTest(t)
+			leaveOthers(t, "legacy")
+			run(t, "*filter\n:ERROR - [0:0]\n"+after+"-A INPUT -j ERROR\n-A ERROR -s 192.0.2.1/32 -j DROP\nCOMMIT\n", "iptables-legacy-restore", "--noflush")
+			before := saved(t, "legacy")
+			tables, err := LegacyTables(1 << 20)
+			if err != nil {
+				t.Fatal(err)
+			}
+			rules := ""
+			for _, legacy := range tables {
+				if legacy.Err != nil {
+					t.Error(legacy.Err)
+				} else if legacy.Family == nft.FamilyIP && legacy.Name == "filter (iptables-legacy)" {
+					rules = legacy.Table().String()
+				}
+			}
+			if !strings.Contains(rules, "jump ERROR\n") || !strings.Contains(rules, "chain ERROR {\n") || strings.Count(rules, "192.0.2.1 drop\n") != 1 {
+				t.Errorf("its rules are\n%s", rules)
+			}
+			leaveKubeProxyAlone(t, "legacy")
+			if _, err := new(Remover).Remove(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(before, saved(t, "legacy")); diff != "" {
+				t.Errorf("(-before +after):\n%s", diff)
+			}
+		})
 	}
 }

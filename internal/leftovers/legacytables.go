@@ -4,10 +4,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"slices"
 
-	"github.com/google/nftables/expr"
-	"github.com/google/nftables/xt"
 	"golang.org/x/sys/unix"
 
 	"github.com/nftproxy/nftproxy/nft"
@@ -21,9 +21,10 @@ const maxLegacyRules = 100_000
 type LegacyTable struct {
 	Family nft.Family
 	Name   string
-	// Rules are its rules and chains; nil if Err says why they were not read.
-	Rules nft.Recording
-	Err   error
+	// Err says why its rules and chains were not read.
+	Err error
+
+	read *legacyTable
 }
 
 // LegacyTables reads the tables of iptables-legacy in this network namespace. One that takes more bytes in the kernel than
@@ -36,28 +37,37 @@ func LegacyTables(maxBytes int) (tables []LegacyTable, err error) {
 		}
 		for _, name := range names {
 			t, err := f.read(name)
-			if errors.Is(err, unix.ENOENT) {
-				continue // it has gone
-			}
-			table := LegacyTable{Family: f.family, Name: name + " (iptables-legacy)", Err: err}
 			switch {
-			case err != nil:
-			case len(t.entries) > maxBytes:
-				table.Err = fmt.Errorf("it has more than %d MB", maxBytes>>20)
-			default:
-				table.Rules, table.Err = t.record(table.Name)
+			case errors.Is(err, unix.ENOENT):
+				continue // it has gone
+			case err == nil && len(t.entries) > maxBytes:
+				err = fmt.Errorf("it has more than %d MB", maxBytes>>20)
+			case err == nil && t.count() > maxLegacyRules:
+				err = fmt.Errorf("it has %d rules, more than %d", t.count(), maxLegacyRules)
 			}
-			tables = append(tables, table)
+			tables = append(tables, LegacyTable{Family: f.family, Name: name + " (iptables-legacy)", Err: err, read: t})
 		}
 	}
 	return tables, nil
 }
 
+// Record returns the rules and chains as messages, which have the extensions of xtables as they are.
+func (l *LegacyTable) Record() (nft.Recording, error) {
+	return l.read.table(l.Name, func(x nft.Extension) []nft.Statement { return []nft.Statement{x} }).Record()
+}
+
+// Table returns the rules and chains.
+func (l *LegacyTable) Table() *nft.Table {
+	t := l.read.table(l.Name, func(x nft.Extension) []nft.Statement { return x.Meaning(l.Family) })
+	t.Kernel = &nft.KernelTable{Other: true}
+	return t
+}
+
 // The priorities of the tables at all hooks but those of nat.
 var legacyPriorities = map[string]int32{"raw": -300, "mangle": nft.PriorityMangle, "filter": nft.PriorityFilter, "security": 50}
 
-// record returns the table in the form of nf_tables, under another name.
-func (t *legacyTable) record(name string) (nft.Recording, error) {
+// table returns the table in the form of nf_tables, under another name.
+func (t *legacyTable) table(name string, express func(nft.Extension) []nft.Statement) *nft.Table {
 	table := &nft.Table{Family: t.family.family, Name: name}
 	policies := map[int]bool{} // the offsets of the entries that are policies
 	for number, hook := range legacyHooks {
@@ -66,6 +76,9 @@ func (t *legacyTable) record(name string) (nft.Recording, error) {
 			continue
 		}
 		c := &nft.Chain{Name: baseChain(hook), Hook: hook, Type: nft.TypeFilter, Priority: legacyPriorities[t.name], DropPolicy: t.endsWith(last, verdictDrop)}
+		if t.name == "mangle" && hook == nft.HookOutput {
+			c.Type = nft.TypeRoute
+		}
 		if t.name == "nat" {
 			c.Type, c.Priority = nft.TypeNAT, nft.PrioritySrcNAT
 			if hook == nft.HookPrerouting || hook == nft.HookOutput {
@@ -79,18 +92,28 @@ func (t *legacyTable) record(name string) (nft.Recording, error) {
 		table.Chains = append(table.Chains, &nft.Chain{Name: c})
 	}
 	// Of a chain of users, the first entry has its name, and the last one returns. The table's last entry is like the first.
-	if n := len(t.rules) - len(policies) - 2*len(t.chains) - 1; n > maxLegacyRules {
-		return nil, fmt.Errorf("it has %d rules, more than %d", n, maxLegacyRules)
+	chains := map[string]*nft.Chain{}
+	for _, c := range table.Chains {
+		chains[c.Name] = c
 	}
-	return nft.RecordOther(table, func(yield func(nft.OtherRule) bool) {
-		for i, r := range t.rules {
-			begins := r.chain != "" && (i == 0 || t.rules[i-1].chain != r.chain)
-			ends := r.chain != "" && (i+1 == len(t.rules) || t.rules[i+1].chain != r.chain)
-			if !policies[r.at] && !begins && !ends && !yield(t.express(r)) {
-				return
-			}
+	for i, r := range t.rules {
+		ends := r.chain != "" && (i+1 == len(t.rules) || t.rules[i+1].begins)
+		if c := chains[t.chainOf(r)]; c != nil && !policies[r.at] && !r.begins && !ends {
+			c.Rules = append(c.Rules, t.rule(r, express))
 		}
-	})
+	}
+	return table
+}
+
+// count returns the number of rules, without the policies and the ends of chains.
+func (t *legacyTable) count() int {
+	n := len(t.rules) - 2*len(t.chains) - 1
+	for number := range legacyHooks {
+		if first, _ := t.hook(number); first >= 0 {
+			n--
+		}
+	}
+	return n
 }
 
 // entryHead has the offsets of the conditions in an entry's head: struct ipt_ip, struct ip6t_ip6. Each is followed by what
@@ -100,13 +123,11 @@ type entryHead struct {
 	// fragment and leads are flags: a later fragment, and goto instead of jump. Without hasProtocol the protocol does
 	// not count.
 	fragment, leads, hasProtocol byte
-	// from are the offsets of the addresses in a packet.
-	from [2]uint32
 }
 
 var entryHeads = map[nft.Family]entryHead{
-	nft.FamilyIP:  {0, 8, 16, 48, 80, 82, 83, 1, 2, 0, [2]uint32{12, 16}},
-	nft.FamilyIP6: {0, 32, 64, 96, 128, 131, 132, 0, 4, 1, [2]uint32{8, 24}},
+	nft.FamilyIP:  {0, 8, 16, 48, 80, 82, 83, 1, 2, 0},
+	nft.FamilyIP6: {0, 32, 64, 96, 128, 131, 132, 0, 4, 1},
 }
 
 // Bits of an entry that invert a condition. Those of the destination are one higher than those of the source.
@@ -117,90 +138,86 @@ const (
 	invertProtocol  = 1 << 6
 )
 
-// conditions are the expressions of a rule under construction.
-type conditions []expr.Any
-
-// compare compares the first bytes of what the expression before has loaded, as far as there is a mask.
-func (c *conditions) compare(load expr.Any, value, mask []byte, inverted bool) {
-	op := expr.CmpOpEq
-	if inverted {
-		op = expr.CmpOpNeq
-	}
-	*c = append(*c, load)
-	if slices.ContainsFunc(mask, func(b byte) bool { return b != 0xff }) {
-		*c = append(*c, &expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: uint32(len(mask)), Mask: mask, Xor: make([]byte, len(mask))})
-	}
-	*c = append(*c, &expr.Cmp{Op: op, Register: 1, Data: value})
-}
-
-// express returns the rule as expressions. Matches and targets are those of iptables-nft.
-func (t *legacyTable) express(r legacyRule) (rule nft.OtherRule) {
-	rule.Chain = t.chainOf(r)
+// rule returns an entry as a rule. Matches and targets are those of iptables-nft.
+func (t *legacyTable) rule(r legacyRule, express func(nft.Extension) []nft.Statement) (rule nft.Rule) {
 	entry := t.entries[r.at:r.end]
 	head := entryHeads[t.family.family]
-	inverted := entry[head.inverted]
-	var c conditions
-	for i, key := range []expr.MetaKey{expr.MetaKeyIIFNAME, expr.MetaKeyOIFNAME} {
-		name, mask := entry[head.interfaces+i*unix.IFNAMSIZ:][:unix.IFNAMSIZ], entry[head.interfaceMasks+i*unix.IFNAMSIZ:][:unix.IFNAMSIZ]
-		switch length := slices.Index(mask, 0); {
-		case length == 0:
-			continue
-		case length > 0 && name[length-1] != 0:
-			name = name[:length] // "eth+"
+	add := func(bit byte, m nft.Match) {
+		if m.Op = nft.Equal; entry[head.inverted]&bit != 0 {
+			m.Op = nft.NotEqual
 		}
-		c.compare(&expr.Meta{Key: key, Register: 1}, name, nil, inverted&(invertInterface<<i) != 0)
+		rule.Statements = append(rule.Statements, m)
 	}
-	for i, from := range head.from {
+	for i, field := range []nft.Field{nft.MetaIifname, nft.MetaOifname} {
+		name, mask := entry[head.interfaces+i*unix.IFNAMSIZ:][:unix.IFNAMSIZ], entry[head.interfaceMasks+i*unix.IFNAMSIZ:][:unix.IFNAMSIZ]
+		length, value := slices.Index(mask, 0), text(name)
+		if length > 0 && name[length-1] != 0 {
+			value = string(name[:length]) + "*" // "eth+"
+		}
+		if length != 0 {
+			add(invertInterface<<i, nft.Match{Field: field, Value: value})
+		}
+	}
+	for i, field := range []nft.Field{t.family.family.Saddr(), t.family.family.Daddr()} {
 		length := (head.masks - head.addresses) / 2
 		addr, mask := entry[head.addresses+i*length:][:length], entry[head.masks+i*length:][:length]
 		if slices.ContainsFunc(mask, func(b byte) bool { return b != 0 }) {
-			load := &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: from, Len: uint32(length)}
-			c.compare(load, addr, mask, inverted&(invertAddress<<i) != 0)
+			add(invertAddress<<i, addressMatch(field, addr, mask))
 		}
 	}
 	if entry[head.flags]&head.fragment != 0 {
-		load := &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 6, Len: 2}
-		c.compare(load, []byte{0, 0}, []byte{0x1f, 0xff}, inverted&invertFragment == 0)
+		later := nft.Bits{Of: nft.Payload{Base: nft.NetworkHeader, Offset: 6, Length: 2}, Mask: "\x1f\xff", Xor: "\x00\x00"}
+		add(0, nft.Match{Field: later, Value: nft.Constant("\x00\x00")})
+		if m := rule.Statements[len(rule.Statements)-1].(nft.Match); entry[head.inverted]&invertFragment == 0 {
+			m.Op = nft.NotEqual
+			rule.Statements[len(rule.Statements)-1] = m
+		}
 	}
 	protocol := binary.NativeEndian.Uint16(entry[head.protocol:])
 	if protocol != 0 && entry[head.flags]&head.hasProtocol == head.hasProtocol {
-		c.compare(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, []byte{byte(protocol)}, nil, inverted&invertProtocol != 0)
+		add(invertProtocol, nft.Match{Field: nft.MetaL4proto, Value: nft.ProtoData(byte(protocol))})
 	}
 	t.eachExtension(r, func(name string, revision uint8, data []byte) {
-		switch {
-		case name == "comment":
+		if name == "comment" {
 			rule.Comment = text(data)
-		case name == "mark" && revision == 1 && len(data) >= 9: // struct xt_mark_mtinfo1
-			c.compare(&expr.Meta{Key: expr.MetaKeyMARK, Register: 1}, data[:4], data[4:8], data[8] != 0)
-		default:
-			c = append(c, &expr.Match{Name: name, Rev: uint32(revision), Info: (*xt.Unknown)(&data)})
+			return
 		}
+		rule.Statements = append(rule.Statements, express(nft.Extension{Name: name, Revision: uint32(revision), Info: string(data)})...)
 	}, func(name string, revision uint8, data []byte) {
 		if name != "" {
-			c = append(c, &expr.Target{Name: name, Rev: uint32(revision), Info: (*xt.Unknown)(&data)})
+			rule.Statements = append(rule.Statements, express(nft.Extension{Target: true, Name: name, Revision: uint32(revision), Info: string(data)})...)
 		} else if end := t.end(r, entry[head.flags]&head.leads != 0); end != nil {
-			c = append(c, end)
+			rule.Statements = append(rule.Statements, end)
 		}
 	})
-	rule.Exprs = c
 	return rule
 }
 
+// addressMatch compares the bits of an address that the mask has.
+func addressMatch(field nft.Field, addr, mask []byte) nft.Match {
+	if ones, bits := net.IPMask(mask).Size(); bits > 0 {
+		prefix, _ := netip.AddrFromSlice(addr) // of one of the families
+		return nft.Match{Field: field, Value: netip.PrefixFrom(prefix, ones)}
+	}
+	masked := nft.Bits{Of: field, Mask: nft.Data(mask), Xor: nft.Data(make([]byte, len(mask)))}
+	return nft.Match{Field: masked, Value: nft.Constant(addr)}
+}
+
 // end returns the verdict of a rule with a standard target; nil if it goes on to the next.
-func (t *legacyTable) end(r legacyRule, leads bool) expr.Any {
+func (t *legacyTable) end(r legacyRule, leads bool) nft.Statement {
 	switch v := int32(binary.NativeEndian.Uint32(t.entries[r.verdict:])); {
 	case r.to != "" && leads:
-		return &expr.Verdict{Kind: expr.VerdictGoto, Chain: r.to}
+		return nft.Goto(r.to)
 	case r.to != "":
-		return &expr.Verdict{Kind: expr.VerdictJump, Chain: r.to}
+		return nft.Jump(r.to)
 	case v == verdictAccept:
-		return &expr.Verdict{Kind: expr.VerdictAccept}
+		return nft.Accept
 	case v == verdictDrop:
-		return &expr.Verdict{Kind: expr.VerdictDrop}
+		return nft.Drop
 	case v == verdictReturn:
-		return &expr.Verdict{Kind: expr.VerdictReturn}
+		return nft.Return
 	case v < 0:
-		return &expr.Queue{}
+		return nft.Extension{Target: true, Name: "NFQUEUE"}
 	}
 	return nil
 }

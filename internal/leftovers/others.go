@@ -8,9 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/google/nftables/expr"
-	"github.com/google/nftables/xt"
-
 	"github.com/nftproxy/nftproxy/nft"
 )
 
@@ -19,7 +16,7 @@ type Others struct {
 	// Uses are rules that lead to a chain of kube-proxy, or compare or set bits of the packet mark. There are at most
 	// 100.
 	Uses []Use
-	// Drops are base chains of the hooks input, forward and output that drop packets which no rule accepts.
+	// Drops are base chains of the hooks input, forward and output.
 	Drops []Drop
 	// Tables are the tables of nf_tables and of iptables-legacy, such as "ip nat".
 	Tables []string
@@ -39,27 +36,6 @@ type Use struct {
 	Sets bool
 	// translated says that the rule asks whether the destination was translated, and accepts that it accepts.
 	translated, accepts bool
-}
-
-// Drop is a base chain with the policy drop.
-type Drop struct {
-	// Chain names it: "ip filter FORWARD".
-	Chain string
-	Hook  nft.Hook
-	// AcceptsTranslated says that a rule of the same table accepts packets whose destination was translated.
-	AcceptsTranslated bool
-}
-
-var dropHooks = []nft.Hook{nft.HookInput, nft.HookForward, nft.HookOutput}
-
-// DropsAt returns the chains of Drops at a hook.
-func (o *Others) DropsAt(hook nft.Hook) (chains []string) {
-	for _, d := range o.Drops {
-		if d.Hook == hook {
-			chains = append(chains, d.Chain)
-		}
-	}
-	return chains
 }
 
 // maxUses limits Others.Uses.
@@ -91,31 +67,21 @@ func (o *Others) findNFT(ctx context.Context, bits uint32, own string) error {
 			continue
 		}
 		o.Tables = append(o.Tables, fmt.Sprintf("%s %s", t.Family, t.Name))
-		drops, accepts := len(o.Drops), false
+		w := newWalk(table{t.Family, t.Name})
 		for _, c := range t.Chains {
-			name := table{t.Family, t.Name}.chain(c.Name)
-			if c.DropPolicy && slices.Contains(dropHooks, c.Hook) {
-				o.Drops = append(o.Drops, Drop{Chain: name, Hook: c.Hook})
+			if c.Hook != "" {
+				w.addBase(c.Name, c.Hook, c.DropPolicy)
 			}
 			if !o.addChain(c.Name) {
 				continue
 			}
 			for _, r := range c.Rules {
-				u := useOf(r)
-				accepts = accepts || u.translated && u.accepts
-				o.add(name, c.Hook != "", u, bits)
+				o.addRule(w, c.Name, c.Hook != "", r, bits)
 			}
 		}
-		o.setAccepts(drops, accepts)
+		o.Drops = append(o.Drops, w.drops()...)
 	}
 	return nil
-}
-
-// setAccepts says of the drops from an index whether a rule of their table accepts translated packets.
-func (o *Others) setAccepts(from int, accepts bool) {
-	for i := range o.Drops[from:] {
-		o.Drops[from+i].AcceptsTranslated = accepts
-	}
 }
 
 // addChain reports whether a chain is another program's.
@@ -127,9 +93,11 @@ func (o *Others) addChain(name string) bool {
 	return true
 }
 
-// add adds a rule if it uses a chain of kube-proxy or one of the bits.
-func (o *Others) add(chain string, base bool, u Use, bits uint32) {
-	u.Chain, u.Mark = chain, u.Mark&bits
+// addRule adds a rule of another program's chain if it uses a chain of kube-proxy or one of the bits.
+func (o *Others) addRule(w *walk, chain string, base bool, r nft.Rule, bits uint32) {
+	u := useOf(r)
+	w.add(chain, stepOf(r, u))
+	u.Chain, u.Mark = w.of.chain(chain), u.Mark&bits
 	if !isRemovable(u.To) || base && isEntrance(u.To) {
 		u.To = "" // to another chain, or kube-proxy's own rule
 	}
@@ -147,95 +115,61 @@ func compared(value, mask uint32) uint32 {
 	return mask
 }
 
-// useOf returns the chain that a rule of nf_tables leads to, and the bits of the mark that it has to do with.
+// useOf returns the chain that a rule leads to, and the bits of the mark that it has to do with.
 func useOf(r nft.Rule) (u Use) {
 	for _, s := range r.Statements {
-		rule, is := s.(nft.Expressions)
-		if !is {
-			continue
-		}
-		loaded, status, mask, value := false, false, ^uint32(0), uint32(0)
-		for _, e := range rule.List() {
-			switch e := e.(type) {
-			case *expr.Verdict:
-				u.To, u.accepts = e.Chain, e.Kind == expr.VerdictAccept
-			case *expr.Immediate:
-				mask, value = ^uint32(0), word(e.Data)
-			case *expr.Meta:
-				switch isMark := e.Key == expr.MetaKeyMARK; {
-				case isMark && e.SourceRegister && loaded:
-					u.Mark, u.Sets = u.Mark|^mask|value, true
-				case isMark && e.SourceRegister:
-					u.Mark, u.Sets = ^uint32(0), true
-				default:
-					loaded, mask, value = isMark, ^uint32(0), 0
-				}
-			case *expr.Ct:
-				loaded, status = false, e.Key == expr.CtKeySTATUS
-			case *expr.Bitwise:
-				mask, value = word(e.Mask), word(e.Xor)
-				u.translated = u.translated || status && mask&destinationChanged != 0
-			case *expr.Cmp:
-				if loaded {
-					u.Mark |= compared(word(e.Data), mask)
-				}
-			case *expr.Match:
-				u.addExtension(e.Name, e.Rev, e.Info)
-			case *expr.Target:
-				u.addExtension(e.Name, e.Rev, e.Info)
+		switch s := s.(type) {
+		case nft.Verdict:
+			u.To, u.accepts = s.Chain, s.Kind == nft.VerdictAccept
+		case nft.SetMark:
+			u.Mark, u.Sets = u.Mark|s.Or|s.Xor, true
+		case nft.Assign:
+			if s.To == nft.MetaMark {
+				u.Mark, u.Sets = u.Mark|assigned(s.Value), true
+			}
+		case nft.Match:
+			u.addMatch(s)
+		case nft.AnyOf:
+			for _, m := range s {
+				u.addMatch(m)
 			}
 		}
 	}
 	return u
 }
 
-func (u *Use) addExtension(name string, revision uint32, info xt.InfoAny) {
-	switch info := info.(type) {
-	case *xt.Unknown:
-		u.addXT(name, uint8(revision), *info)
-	case *xt.ConntrackMtinfo3:
-		u.addState(info.MatchFlags, info.InvertFlags, info.StateMask)
-	case *xt.ConntrackMtinfo2:
-		u.addState(info.MatchFlags, info.InvertFlags, info.StateMask)
+// assigned returns the bits of the mark that a value changes: all that are not its own.
+func assigned(value nft.Expr) uint32 {
+	if bits, is := value.(nft.Bits); is && bits.Of == nft.MetaMark {
+		return ^word(bits.Mask) | word(bits.Xor)
 	}
+	return ^uint32(0)
 }
 
-// destinationChanged is IPS_DST_NAT_BIT of the status of a connection. The match conntrack of xtables has it among the states.
-const (
-	destinationChanged = 1 << 5
-	stateDNAT          = 1 << 7
-)
-
-// addState takes the match conntrack of xtables. Flag 1 of both words stands for the state.
-func (u *Use) addState(match, invert, state uint16) {
-	u.translated = u.translated || match&1 != 0 && invert&1 == 0 && state&stateDNAT != 0
-}
-
-// addXT takes a match or a target of xtables. Both of the mark hold its value and a mask.
-func (u *Use) addXT(name string, revision uint8, data []byte) {
-	// In struct xt_conntrack_mtinfo2 and 3: eight addresses, two times, protocol and four ports, then the flags.
-	const flagsAt = 8*16 + 8 + 2 + 8
-	if name == "conntrack" && revision >= 2 && len(data) >= flagsAt+6 {
-		u.addState(binary.NativeEndian.Uint16(data[flagsAt:]), binary.NativeEndian.Uint16(data[flagsAt+2:]), binary.NativeEndian.Uint16(data[flagsAt+4:]))
+func (u *Use) addMatch(m nft.Match) {
+	c, err := m.Comparison()
+	of, mask := m.Field, ^uint32(0)
+	if bits, is := of.(nft.Bits); is {
+		of, mask = bits.Of, word(bits.Mask)
 	}
-	if len(data) < 8 {
-		return
+	if c.Mask != nil {
+		mask = word(nft.Data(c.Mask))
 	}
-	value, mask := word(data), word(data[4:])
 	switch {
-	case name == "mark" && revision == 1:
-		u.Mark |= compared(value, mask)
-	case name == "MARK" && revision == 2:
-		u.Mark, u.Sets = u.Mark|mask, true
+	case err != nil:
+	case of == nft.MetaMark:
+		u.Mark |= compared(word(nft.Data(c.First)), mask)
+	case of == nft.CTStatus:
+		u.translated = u.translated || mask&nft.CTStatusDNAT != 0 && (m.Op == nft.Equal || c.Mask == nil)
 	}
 }
 
-// word returns the number in a register; 0 if it has another size.
-func word(b []byte) uint32 {
-	if len(b) < 4 {
+// word returns the number that data begins with; 0 for less.
+func word(d nft.Data) uint32 {
+	if len(d) < 4 {
 		return 0
 	}
-	return binary.NativeEndian.Uint32(b)
+	return binary.NativeEndian.Uint32([]byte(d))
 }
 
 func (o *Others) findLegacy(bits uint32) error {
@@ -257,24 +191,22 @@ func (o *Others) findLegacy(bits uint32) error {
 
 func (o *Others) addLegacy(t *legacyTable, bits uint32) {
 	o.Tables = append(o.Tables, fmt.Sprintf("%s %s (iptables-legacy)", t.family.family, t.name))
-	drops, accepts := len(o.Drops), false
-	for hook, name := range legacyHooks {
-		_, last := t.hook(hook)
-		if t.endsWith(last, verdictDrop) && slices.Contains(dropHooks, name) {
-			o.Drops = append(o.Drops, Drop{Chain: table{t.family.family, t.name}.chain(baseChain(name)), Hook: name})
+	w := newWalk(table{t.family.family, t.name})
+	for number, hook := range legacyHooks {
+		if first, _ := t.hook(number); first >= 0 {
+			w.addBase(baseChain(hook), hook, false) // the policy is the last entry
 		}
 	}
 	for _, c := range t.chains {
 		o.addChain(c)
 	}
+	meaning := func(x nft.Extension) []nft.Statement { return x.Meaning(t.family.family) }
 	for _, r := range t.rules {
 		if chain := t.chainOf(r); !isRemovable(chain) && !slices.Contains(kubeletChains, chain) {
-			u := t.useOf(r)
-			accepts = accepts || u.translated && t.endsWith(r.at, verdictAccept)
-			o.add(table{t.family.family, t.name}.chain(chain), r.chain == "", u, bits)
+			o.addRule(w, chain, r.chain == "", t.rule(r, meaning), bits)
 		}
 	}
-	o.setAccepts(drops, accepts)
+	o.Drops = append(o.Drops, w.drops()...)
 }
 
 // legacyHooks are the hooks by their numbers.
@@ -284,11 +216,16 @@ func baseChain(hook nft.Hook) string { return strings.ToUpper(string(hook)) }
 
 // hook returns the offsets of the first and of the last entry of a base chain; -1 if the table has none at the hook.
 func (t *legacyTable) hook(number int) (first, last int) {
-	if binary.NativeEndian.Uint32(t.info[tableNameSize:])&(1<<number) == 0 {
+	if !t.hasHook(number) {
 		return -1, -1
 	}
 	at := infoHooksAt + 4*number
 	return int(binary.NativeEndian.Uint32(t.info[at:])), int(binary.NativeEndian.Uint32(t.info[at+4*hooks:]))
+}
+
+// hasHook reports whether the table has a base chain at the hook.
+func (t *legacyTable) hasHook(number int) bool {
+	return binary.NativeEndian.Uint32(t.info[tableNameSize:])&(1<<number) != 0
 }
 
 // Verdicts that end: -NF_DROP-1, -NF_ACCEPT-1 and -NF_REPEAT-1.
@@ -311,13 +248,6 @@ func (t *legacyTable) chainOf(r legacyRule) string {
 		}
 	}
 	return ""
-}
-
-// useOf returns the chain that a rule leads to, and the bits of the mark that it has to do with.
-func (t *legacyTable) useOf(r legacyRule) Use {
-	u := Use{To: r.to}
-	t.eachExtension(r, u.addXT, u.addXT)
-	return u
 }
 
 // eachExtension calls match for each match of a rule, and then target.

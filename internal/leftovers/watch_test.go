@@ -50,11 +50,18 @@ func TestWatch(t *testing.T) {
 
 func looked(found []Leftover, err error) func(*watch) { return func(w *watch) { w.look(found, err) } }
 
+func names(all ...string) (n Names) {
+	for _, name := range all {
+		n.add(name)
+	}
+	return n
+}
+
 // TestWatchRemoves plays passes, a minute apart.
 func TestWatchRemoves(t *testing.T) {
 	rules := []Leftover{{Kind: Legacy, Count: 7, Example: "ip nat KUBE-SERVICES"}}
 	device := append([]Leftover{{Kind: IPVS, Count: 1, Example: "kube-ipvs0"}}, rules...)
-	all := Removal{Removed: []string{"ip nat KUBE-SERVICES", "ip nat KUBE-MARK-MASQ"}}
+	all := Removal{Removed: names("ip nat KUBE-SERVICES", "ip nat KUBE-MARK-MASQ")}
 	const removed, conflict = "Removed rules", "Another kube-proxy runs on this node KUBE-SERVICES"
 	for _, tt := range []struct {
 		name   string
@@ -63,7 +70,7 @@ func TestWatchRemoves(t *testing.T) {
 		found     [][]Leftover
 		remaining []Leftover
 		removal   Removal
-		// back says that each removal but the first finds what had been removed.
+		// back says that what a pass finds after the first removal is what had been removed.
 		back     bool
 		failure  error
 		lines    []string
@@ -75,9 +82,11 @@ func TestWatchRemoves(t *testing.T) {
 		{"the mode ipvs too", false, [][]Leftover{device}, nil, all, false, nil, []string{removed}, 1, false},
 		{"again when an old pod was still ending", false, [][]Leftover{rules, rules, nil}, nil, all, true, nil, []string{removed, removed}, 2, false},
 		{"not against another kube-proxy that runs", false, [][]Leftover{rules, rules, rules, rules, rules, rules}, nil, all, true, nil,
-			[]string{removed, removed, removed, removed, conflict, "left rules behind"}, 4, true},
-		{"again after the conflict has ended", false, [][]Leftover{rules, rules, rules, rules, rules, nil}, nil, all, true, nil,
-			[]string{removed, removed, removed, removed, conflict, "left rules behind", "are gone"}, 4, false},
+			[]string{removed, removed, removed, conflict, "left rules behind"}, 3, true},
+		{"nor if one look finds none of its rules", false, [][]Leftover{rules, rules, rules, rules, nil, rules}, nil, all, true, nil,
+			[]string{removed, removed, removed, conflict, "left rules behind", "are gone", "left rules behind"}, 3, true},
+		{"again after an hour without any", false, slices.Concat([][]Leftover{rules, rules, rules, rules}, make([][]Leftover, 60), [][]Leftover{rules}), nil, all, true, nil,
+			[]string{removed, removed, removed, conflict, "left rules behind", "are gone", removed}, 4, false},
 		{"not what others use, which is said once", false, [][]Leftover{rules, rules, rules, rules, rules}, rules, Removal{Kept: all.Removed}, false, nil,
 			[]string{"Kept another program", "left rules behind"}, 5, false},
 		{"what it can after a failure, which is said once", false, [][]Leftover{rules, rules}, rules, Removal{}, false, errors.New("no lock"),
@@ -94,12 +103,15 @@ func TestWatchRemoves(t *testing.T) {
 				w.Synced = nil
 			}
 			removals := 0
-			w.remove = func(context.Context, []Leftover) (Removal, error) {
-				removal := tt.removal
-				if removals++; removals > 1 && tt.back {
-					removal.Back = removal.Removed[0]
+			w.back = func(found []Leftover) string {
+				if len(found) == 0 || removals == 0 || !tt.back {
+					return ""
 				}
-				return removal, tt.failure
+				return tt.removal.Removed.First[0]
+			}
+			w.remove = func(context.Context, []Leftover) (Removal, error) {
+				removals++
+				return tt.removal, tt.failure
 			}
 			for i, found := range tt.found {
 				before := removals
@@ -119,25 +131,58 @@ func TestWatchRemoves(t *testing.T) {
 	}
 }
 
+// TestWatchBesideASlowKubeProxy plays three hours beside a kube-proxy that runs, and needs 90 s to write its rules.
+func TestWatchBesideASlowKubeProxy(t *testing.T) {
+	rules := []Leftover{{Kind: NFT, Count: 7, Example: "ip nat KUBE-SERVICES"}}
+	begin := time.Unix(0, 0)
+	now, written, removals, conflicts := begin, begin, 0, 0
+	w := &watch{Options: Options{Synced: make(chan struct{}), OnLook: func(map[Kind]int, Draining, bool) {}}}
+	w.logger = funcr.New(func(_, args string) { conflicts += strings.Count(args, "Another kube-proxy runs") }, funcr.Options{})
+	w.find = func(context.Context) ([]Leftover, error) {
+		if now.Before(written) {
+			return nil, nil
+		}
+		return rules, nil
+	}
+	w.back = func(found []Leftover) string {
+		if len(found) == 0 || removals == 0 {
+			return ""
+		}
+		return found[0].Example
+	}
+	w.remove = func(context.Context, []Leftover) (Removal, error) {
+		removals++
+		written = now.Add(90 * time.Second)
+		return Removal{Removed: names("ip nat KUBE-SERVICES")}, nil
+	}
+	for ; now.Sub(begin) < 3*time.Hour; now = now.Add(w.pause(now)) {
+		w.pass(t.Context(), now)
+	}
+	if removals != conflictReturns || conflicts != 1 || !w.conflict {
+		t.Errorf("%d removals, %d lines, conflict %v; want %d and one line", removals, conflicts, w.conflict, conflictReturns)
+	}
+}
+
 // TestWatchDrains plays passes, ten seconds apart, over what the mode ipvs left.
 func TestWatchDrains(t *testing.T) {
 	device := []Leftover{{Kind: IPVS, Count: 1, Example: "kube-ipvs0"}}
 	some := Draining{VirtualServers: 2, Connections: 5, Addresses: 1}
-	idle := Removal{Removed: []string{"virtual server tcp 10.96.0.1:443"}, Draining: some}
-	back := Removal{Removed: idle.Removed, Draining: some, Back: idle.Removed[0]}
+	idle := Removal{Removed: names("virtual server tcp 10.96.0.1:443"), Draining: some}
 	const removed, keep, conflict = "Removed virtual", "Connections keep connections=5", "Another kube-proxy runs on this node"
 	for _, tt := range []struct {
 		name     string
 		removals []Removal
+		// back says that each pass but the first finds what had been removed.
+		back     bool
 		lines    []string
 		draining Draining
 		conflict bool
 	}{
-		{"says once what connections keep", []Removal{idle, {Draining: some}, {Draining: some}}, []string{removed, keep}, some, false},
-		{"ends", []Removal{idle, {Removed: []string{ipvsDevice}}}, []string{removed, keep, "Removed kube-ipvs0", "are gone ipvs"}, Draining{}, false},
-		{"says what it ends", []Removal{{Removed: []string{ipvsDevice}, Ended: 3}}, []string{"Removed kube-ipvs0", "Ended connections=3"}, Draining{}, false},
-		{"is no conflict by itself", []Removal{idle, idle, idle, idle, idle}, []string{removed, keep, removed, removed, removed, removed}, some, false},
-		{"stops when another kube-proxy runs", []Removal{idle, back, back, back, back, back}, []string{removed, keep, removed, removed, removed, conflict}, Draining{}, true},
+		{"says once what connections keep", []Removal{idle, {Draining: some}, {Draining: some}}, false, []string{removed, keep}, some, false},
+		{"ends", []Removal{idle, {Removed: names(ipvsDevice)}}, false, []string{removed, keep, "Removed kube-ipvs0", "are gone ipvs"}, Draining{}, false},
+		{"says what it ends", []Removal{{Removed: names(ipvsDevice), Ended: 3}}, false, []string{"Removed kube-ipvs0", "Ended connections=3"}, Draining{}, false},
+		{"is no conflict by itself", []Removal{idle, idle, idle, idle, idle}, false, []string{removed, keep, removed, removed, removed, removed}, some, false},
+		{"stops when another kube-proxy runs", []Removal{idle, idle, idle, idle, idle, idle}, true, []string{removed, keep, removed, removed, conflict}, Draining{}, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var lines []string
@@ -148,8 +193,14 @@ func TestWatchDrains(t *testing.T) {
 			for i, removal := range tt.removals {
 				found := device
 				w.find = func(context.Context) ([]Leftover, error) { return found, nil }
+				w.back = func([]Leftover) string {
+					if i == 0 || !tt.back {
+						return ""
+					}
+					return idle.Removed.First[0]
+				}
 				w.remove = func(context.Context, []Leftover) (Removal, error) {
-					if slices.Contains(removal.Removed, ipvsDevice) {
+					if slices.Contains(removal.Removed.First, ipvsDevice) {
 						found = nil
 					}
 					return removal, nil

@@ -67,6 +67,11 @@ func testForwarderBesideTheRules(t *testing.T) {
 		if err := askUDP(f.at(30080)); !errors.Is(err, syscall.ECONNREFUSED) {
 			t.Errorf("UDP to loopback: got error %v, want it refused", err)
 		}
+		// A rule that rejects would cut off a program of the node.
+		f.answerUDP(t, netip.MustParseAddrPort(f.at(30080)))
+		if err := askUDP(f.at(30080)); err != nil {
+			t.Errorf("UDP to a program of the node: %v", err)
+		}
 	})
 	if err := askSCTP(30080); err != nil {
 		t.Errorf("SCTP to loopback: %v", err)

@@ -22,32 +22,41 @@ type groupKind struct{ apiVersion, kind string }
 // kind is a kind of object that counts here.
 type kind struct {
 	groupKind
+	// resource is the name of the kind in URLs.
+	resource   string
 	namespaced bool
 	new        func() metav1.Object
 	set        func(tracker.Sink, metav1.Object)
 	remove     func(sink tracker.Sink, namespace, name string)
+	// serves says what an object serves (model.Losses).
+	serves func(metav1.Object) string
 }
 
 // kinds are in the order in which their objects are published.
 var kinds = []kind{
-	newKind("v1", "Node", tracker.Sink.SetNode, nil, tracker.Sink.DeleteNode),
-	newKind("networking.k8s.io/v1", "ServiceCIDR", tracker.Sink.SetServiceCIDR, nil, tracker.Sink.DeleteServiceCIDR),
-	newKind("v1", "Service", tracker.Sink.SetService, tracker.Sink.DeleteService, nil),
-	newKind("discovery.k8s.io/v1", "EndpointSlice", tracker.Sink.SetEndpointSlice, tracker.Sink.DeleteEndpointSlice, nil),
+	newKind("v1", "Node", "nodes", tracker.Sink.SetNode, nil, tracker.Sink.DeleteNode, tracker.NodeServes),
+	newKind("networking.k8s.io/v1", "ServiceCIDR", "servicecidrs", tracker.Sink.SetServiceCIDR, nil, tracker.Sink.DeleteServiceCIDR,
+		func(*networkingv1.ServiceCIDR) string { return "" }),
+	newKind("v1", "Service", "services", tracker.Sink.SetService, tracker.Sink.DeleteService, nil, tracker.ServiceServes),
+	newKind("discovery.k8s.io/v1", "EndpointSlice", "endpointslices", tracker.Sink.SetEndpointSlice, tracker.Sink.DeleteEndpointSlice, nil, tracker.SliceServes),
 }
 
 // newKind returns a kind whose objects are deleted by name alone, or with their namespace too.
 func newKind[T any, P interface {
 	*T
 	metav1.Object
-}](apiVersion, name string, set func(tracker.Sink, P), remove func(sink tracker.Sink, namespace, name string), removeByName func(sink tracker.Sink, name string),
+}](
+	apiVersion, name, resource string, set func(tracker.Sink, P),
+	remove func(sink tracker.Sink, namespace, name string), removeByName func(sink tracker.Sink, name string), serves func(P) string,
 ) kind {
 	k := kind{
 		groupKind:  groupKind{apiVersion, name},
+		resource:   resource,
 		namespaced: remove != nil,
 		new:        func() metav1.Object { return P(new(T)) },
 		set:        func(sink tracker.Sink, obj metav1.Object) { set(sink, obj.(P)) },
 		remove:     remove,
+		serves:     func(obj metav1.Object) string { return serves(obj.(P)) },
 	}
 	if remove == nil {
 		k.remove = func(sink tracker.Sink, _, name string) { removeByName(sink, name) }

@@ -6,10 +6,10 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
@@ -31,21 +31,25 @@ type Source struct {
 	// network file systems, for links into other directories, and when no inotify watches are left. Default 1 minute.
 	Rescan time.Duration
 
-	// Empty decides about a directory without any Service that needs a proxy.
-	Empty model.EmptyGuard
+	// Guard decides about a directory that lacks most of what serves; nil is a guard of its own.
+	Guard *model.ListGuard
+	// MayBeEmpty says that the directory may have no Services, as for a proxy with a service-proxy-name.
+	MayBeEmpty bool
 	// OnFailing, if set, is called with "manifests" and true when the directory or a file in it begins to be unreadable,
 	// and with false when everything is read again. It must not block.
 	OnFailing func(resource string, failing bool)
 
 	directory directory
+	// failing is the last argument of OnFailing.
+	failing bool
+
+	// mu guards what follows, and is held while the sink is told: losses may drop objects at any time.
+	mu sync.Mutex
+	// published has the objects that the sink has. losses decides for each of kinds which of them go.
 	published map[id]metav1.Object
-	empty     *model.EmptyState
-	// emptyReason says why empty holds the state.
-	emptyReason string
-	// failing is the last argument of OnFailing. synced says that the sink got everything once.
-	failing, synced bool
-	// held has, for each resource that is held, the reason that OnHeld got last.
-	held map[string]string
+	losses    []*model.Losses[id]
+	// synced says that the sink got everything once.
+	synced bool
 	// told holds the errors of the last read, with the time of the next line about each. ignored holds the kinds ignored
 	// so far, each of which is logged once.
 	told    map[string]reminder
@@ -72,17 +76,23 @@ func New(dir string) *Source {
 
 // Run implements tracker.Source. It is synced when the directory and each file in it were read once: until then it logs
 // the errors, with back-off, and tells Sink.Waiting. Later the last good objects of a file with an error stay, and all
-// objects while the directory is missing or cannot be read. Empty decides about a directory without Services. The
-// only error is that the working directory of a relative Dir is unknown. Run must not be called twice.
+// objects while the directory is missing or cannot be read. Guard decides about what a directory lacks. The only error is that the working directory of a relative Dir is unknown. Run must not be called twice.
 func (s *Source) Run(ctx context.Context, sink tracker.Sink) error {
 	dir, err := filepath.Abs(s.Dir)
 	if err != nil {
 		return err
 	}
-	s.published, s.ignored, s.held = map[id]metav1.Object{}, map[groupKind]bool{}, map[string]string{}
-	guard := s.Empty
-	guard.OnHeld = func(_, reason string) { s.emptyReason = reason }
-	s.empty = guard.State("services", klog.FromContext(ctx))
+	s.published, s.ignored = map[id]metav1.Object{}, map[groupKind]bool{}
+	for _, k := range kinds {
+		s.losses = append(s.losses, model.NewLosses(s.Guard, model.LossesOptions[id]{
+			Resource: k.resource, Awaited: k.namespaced, MayBeEmpty: s.MayBeEmpty, Logger: klog.FromContext(ctx), Lock: &s.mu,
+			Drop: func(id id) {
+				k.remove(sink, id.namespace, id.name)
+				delete(s.published, id)
+			},
+			Believed: func() { s.sync(sink) },
+		}))
+	}
 
 	// The watch begins before the first read, so that nothing falls in between.
 	w := newWatch(ctx, dir, s.Quiet, s.Rescan)
@@ -103,40 +113,30 @@ func (s *Source) refresh(ctx context.Context, dir string, sink tracker.Sink) {
 		}
 	}
 	objects, duplicates := s.directory.objects()
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.logErrors(ctx, append(errs, duplicates...))
 	s.logIgnored(ctx)
 	if missing := s.directory.missing; len(missing) > 0 && !s.synced {
-		// Whether the directory has Services is unknown again.
-		s.tellHeld("services", "")
 		sink.Waiting(waitingFor(missing))
 		return
 	}
-	unreadable := ""
-	if s.directory.unreadable != nil {
-		unreadable = s.directory.unreadable.Error()
-	}
-	s.tellHeld("manifests", unreadable)
-	if s.empty.Hold(hasServices(s.published), hasServices(objects)) {
-		s.tellHeld("services", s.emptyReason)
-		sink.Waiting("services: " + s.emptyReason)
-		return
-	}
-	s.tellHeld("services", "")
 	s.publish(objects, sink)
+}
+
+// sync says once that the sink has everything, unless a list is not believed yet. It needs mu.
+func (s *Source) sync(sink tracker.Sink) {
+	for i, l := range s.losses {
+		if reason := l.Reason(); !l.Believed() && reason != "" {
+			sink.Waiting(kinds[i].resource + ": " + reason)
+		}
+		if !l.Believed() {
+			return
+		}
+	}
 	if !s.synced {
 		s.synced = true
 		sink.Synced()
-	}
-}
-
-// tellHeld calls OnHeld when the reason why a resource is held changes. An empty reason ends the hold.
-func (s *Source) tellHeld(resource, reason string) {
-	if s.held[resource] == reason {
-		return
-	}
-	s.held[resource] = reason
-	if s.Empty.OnHeld != nil {
-		s.Empty.OnHeld(resource, reason)
 	}
 }
 
@@ -149,31 +149,40 @@ func waitingFor(missing []error) string {
 	return text
 }
 
-// hasServices reports whether some of the objects is a Service that needs a proxy.
-func hasServices(objects map[id]metav1.Object) bool {
-	for _, o := range objects {
-		if service, ok := o.(*corev1.Service); ok && tracker.NeedsProxy(service) {
-			return true
-		}
-	}
-	return false
-}
-
 // publish sets what is new or different before it deletes what is gone, so that an object that moves to another name
-// leaves no gap.
+// leaves no gap. It needs mu.
 func (s *Source) publish(objects map[id]metav1.Object, sink tracker.Sink) {
+	before := maps.Clone(s.published)
 	for _, id := range slices.SortedFunc(maps.Keys(objects), id.compare) {
 		o := objects[id]
-		if old := s.published[id]; old != o && (old == nil || !equality.Semantic.DeepEqual(old, o)) {
+		if old := before[id]; old != o && (old == nil || !equality.Semantic.DeepEqual(old, o)) {
 			kinds[id.kind].set(sink, o)
 		}
+		s.published[id] = o
 	}
-	for _, id := range slices.SortedFunc(maps.Keys(s.published), id.compare) {
-		if _, still := objects[id]; !still {
-			kinds[id.kind].remove(sink, id.namespace, id.name)
+	for k, l := range s.losses {
+		l.List(served(k, before), served(k, objects), otherStorage(k, before, objects))
+	}
+	s.sync(sink)
+}
+
+// served returns what the objects of a kind serve.
+func served(kind int, objects map[id]metav1.Object) map[id]string {
+	all := map[id]string{}
+	for id, o := range objects {
+		if id.kind == kind {
+			all[id] = kinds[kind].serves(o)
 		}
 	}
-	s.published = objects
+	return all
+}
+
+// otherStorage reports whether default/kubernetes has another UID than before.
+func otherStorage(kind int, before, now map[id]metav1.Object) bool {
+	kubernetes := id{kind, metav1.NamespaceDefault, "kubernetes"}
+	old, found := before[kubernetes]
+	new, still := now[kubernetes]
+	return found && still && old.GetUID() != "" && new.GetUID() != "" && old.GetUID() != new.GetUID()
 }
 
 // logErrors logs the errors that were not there the last time, and those that stay with back-off.

@@ -3,16 +3,22 @@ package manifests
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
 
 	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/process"
+	"github.com/nftproxy/nftproxy/model"
 )
 
 func TestSource(t *testing.T) {
@@ -21,6 +27,9 @@ func TestSource(t *testing.T) {
 	t.Run("a bad file at the start is waited for", testBadFileAtTheStartIsWaitedFor)
 	t.Run("a missing directory at the start is waited for", testMissingDirectoryAtTheStartIsWaitedFor)
 	t.Run("an emptied directory is not believed", testEmptiedDirectoryIsNotBelieved)
+	t.Run("an unwatched directory is read now and then", testUnwatchedDirectoryIsReadNowAndThen)
+	t.Run("a renamed Service is believed", testRenamedServiceIsBelieved)
+	t.Run("another storage is not believed", testAnotherStorageIsNotBelieved)
 	t.Run("an empty directory at the start is not believed", testEmptyDirectoryAtTheStartIsNotBelieved)
 	t.Run("the first of two files with one object counts", testFirstOfTwoFilesWithOneObjectCounts)
 	t.Run("a ConfigMap volume is followed", testConfigMapVolumeIsFollowed)
@@ -33,20 +42,22 @@ func TestSource(t *testing.T) {
 	t.Run("a file that changes all the time delays the start only so long", testFileThatChangesAllTheTimeDelaysTheStartOnlySoLong)
 	t.Run("old files do not delay the start", testOldFilesDoNotDelayTheStart)
 	t.Run("a blank file at the start is waited for", testBlankFileAtTheStartIsWaitedFor)
-	t.Run("a bad file at the start ends the hold of an empty directory", testBadFileAtTheStartEndsTheHold)
+	t.Run("a bad file at the start is named before an empty directory", testBadFileAtTheStartIsNamedBeforeAnEmptyDirectory)
 }
 
 func testChangesOnDiskReachTheSink(t *testing.T) {
 	dir := t.TempDir()
 	writeFile(t, dir, "web.yaml", serviceYAML("web", "10.96.0.1")+"---\n"+sliceYAML("web", "10.0.0.1"))
+	writeFile(t, dir, "other.yaml", sliceYAML("other", "10.0.0.9"))
 	writeFile(t, dir, "notes.txt", "not a manifest")
 	sink, _ := start(t, dir)
-	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.1", "EndpointSlice default/web-1": "10.0.0.1"})
+	other := "EndpointSlice default/other-1"
+	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.1", "EndpointSlice default/web-1": "10.0.0.1", other: "10.0.0.9"})
 	sink.takeEvents()
 
 	t.Log("only the object that changed is published")
 	writeFile(t, dir, "web.yaml", serviceYAML("web", "10.96.0.1")+"---\n"+sliceYAML("web", "10.0.0.2"))
-	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.1", "EndpointSlice default/web-1": "10.0.0.2"})
+	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.1", "EndpointSlice default/web-1": "10.0.0.2", other: "10.0.0.9"})
 	if diff := cmp.Diff([]string{"set EndpointSlice default/web-1"}, sink.takeEvents()); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
 	}
@@ -54,7 +65,7 @@ func testChangesOnDiskReachTheSink(t *testing.T) {
 	t.Log("an object that moves to another file is not published again")
 	writeFile(t, dir, "slice.yml", sliceYAML("web", "10.0.0.2"))
 	writeFile(t, dir, "web.yaml", serviceYAML("web", "10.96.0.9"))
-	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.9", "EndpointSlice default/web-1": "10.0.0.2"})
+	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.9", "EndpointSlice default/web-1": "10.0.0.2", other: "10.0.0.9"})
 	if diff := cmp.Diff([]string{"set Service default/web"}, sink.takeEvents()); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
 	}
@@ -63,14 +74,14 @@ func testChangesOnDiskReachTheSink(t *testing.T) {
 	if err := os.Remove(filepath.Join(dir, "slice.yml")); err != nil {
 		t.Fatal(err)
 	}
-	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.9"})
+	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.9", other: "10.0.0.9"})
 
 	t.Log("a file renamed over another replaces it")
 	writeFile(t, dir, ".web.yaml.tmp", serviceYAML("web", "10.96.0.3"))
 	if err := os.Rename(filepath.Join(dir, ".web.yaml.tmp"), filepath.Join(dir, "web.yaml")); err != nil {
 		t.Fatal(err)
 	}
-	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.3"})
+	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.3", other: "10.0.0.9"})
 }
 
 func testBadFileKeepsItsLastGoodObjects(t *testing.T) {
@@ -89,15 +100,18 @@ func testBadFileKeepsItsLastGoodObjects(t *testing.T) {
 	log.waitFor(t, `unknown field \"spec.prots\"`)
 
 	t.Log("other files go on while one is bad")
-	writeFile(t, dir, "dns.yaml", serviceYAML("dns", "10.96.0.10"))
-	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.1", "EndpointSlice default/web-1": "10.0.0.1", "Service default/dns": "10.96.0.10"})
+	writeFile(t, dir, "dns.yaml", serviceYAML("dns", "10.96.0.10")+"---\n"+sliceYAML("dns", "10.0.0.9"))
+	dns := map[string]string{"Service default/dns": "10.96.0.10", "EndpointSlice default/dns-1": "10.0.0.9"}
+	maps.Copy(web, dns)
+	sink.waitFor(t, web)
 	if n := log.count("unknown field"); n != 1 {
 		t.Errorf("the same error was logged %d times, want once", n)
 	}
 
 	t.Log("once valid, the file takes over")
 	writeFile(t, dir, "web.yaml", serviceYAML("web", "10.96.0.2"))
-	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.2", "Service default/dns": "10.96.0.10"})
+	dns["Service default/web"] = "10.96.0.2"
+	sink.waitFor(t, dns)
 	log.waitFor(t, "All manifests are good again")
 }
 
@@ -140,11 +154,8 @@ func testEmptiedDirectoryIsNotBelieved(t *testing.T) {
 	dir := t.TempDir()
 	writeFile(t, dir, "web.yaml", serviceYAML("web", "10.96.0.1"))
 	writeFile(t, dir, "slice.yaml", sliceYAML("web", "10.0.0.1"))
-	held := make(chan string, 10)
-	sink, log := start(t, dir, func(s *Source) {
-		s.Rescan = 20 * time.Millisecond
-		s.Empty.OnHeld = func(resource, reason string) { held <- resource + " " + reason }
-	})
+	guard := &model.ListGuard{Patience: 2 * time.Second}
+	sink, log := start(t, dir, func(s *Source) { s.Rescan, s.Guard = 20*time.Millisecond, guard })
 	all := map[string]string{"Service default/web": "10.96.0.1", "EndpointSlice default/web-1": "10.0.0.1"}
 	sink.waitFor(t, all)
 	for _, name := range []string{"web.yaml", "slice.yaml"} {
@@ -152,34 +163,106 @@ func testEmptiedDirectoryIsNotBelieved(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got, want := await.Receive(t, "OnHeld", held), "services the source has none, but every cluster has some"; got != want {
-		t.Errorf("OnHeld was told %q, want %q", got, want)
+	const lacks = ": the source lacks 1 of 1; what it lacks stays until "
+	for _, resource := range []string{"services", "endpointslices"} {
+		await.True(t, "a hold", func() bool { return slices.Contains(guard.Held(), resource+lacks+"2s after it has others") })
 	}
 	time.Sleep(100 * time.Millisecond) // several reads
 	sink.waitFor(t, all)
-	if n := log.count("Not believing an empty state"); n != 1 {
-		t.Errorf("%d errors, want one", n)
+	if n := log.count("Not believing what a list lacks"); n != 2 {
+		t.Errorf("%d errors, want one for each resource", n)
 	}
 
-	t.Log("it ends with the first Service")
+	t.Log("with the first Service begins the end")
 	writeFile(t, dir, "dns.yaml", serviceYAML("dns", "10.96.0.10"))
+	log.waitFor(t, lacks[2:]+"2") // a year
+	sink.waitFor(t, map[string]string{"Service default/dns": "10.96.0.10", "EndpointSlice default/web-1": "10.0.0.1"})
+	if !guard.Believe() {
+		t.Error("no slice was held")
+	}
 	sink.waitFor(t, map[string]string{"Service default/dns": "10.96.0.10"})
-	if got := await.Receive(t, "OnHeld", held); got != "services " {
-		t.Errorf("OnHeld was told %q at the end", got)
+	if held := guard.Held(); len(held) > 0 {
+		t.Errorf("held: %q", held)
 	}
 }
 
-func testEmptyDirectoryAtTheStartIsNotBelieved(t *testing.T) {
+// A Service that has the ClusterIP of another one takes its place, and so do the files of the directory.
+func testUnwatchedDirectoryIsReadNowAndThen(t *testing.T) {
 	dir := t.TempDir()
-	sink, _ := start(t, dir, func(s *Source) {
-		s.Empty.Before = func(string) bool { return true }
-	})
-	sink.waitForReason(t, "services: the source has none, but every cluster has some")
-	if events := slices.DeleteFunc(sink.takeEvents(), func(e string) bool { return e == "waiting" }); len(events) > 0 {
-		t.Errorf("the sink was told %v", events)
+	writeFile(t, dir, "web.yaml", serviceYAML("web", "10.96.0.1"))
+	sink, log := newRecorder(), &logLines{}
+	source := New(dir)
+	source.Rescan = 10 * time.Millisecond
+	ctx, stop := context.WithCancel(klog.NewContext(t.Context(), log.logger()))
+	done := make(chan error, 2)
+	go func() {
+		done <- process.Behind(process.Calls(process.Refused(unix.EMFILE), unix.SYS_INOTIFY_INIT1), func(*process.Call) process.Verdict { return process.Pass },
+			func() { done <- source.Run(ctx, sink) })
+	}()
+	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.1"})
+	writeFile(t, dir, "web.yaml", serviceYAML("web", "10.96.0.2"))
+	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.2"})
+	if log.count("Cannot watch the manifest directory, reading it now and then") != 1 {
+		t.Error("the directory is watched, or the log does not say that it is not")
 	}
-	writeFile(t, dir, "dns.yaml", serviceYAML("dns", "10.96.0.10"))
-	sink.waitFor(t, map[string]string{"Service default/dns": "10.96.0.10"})
+	stop()
+	for range 2 {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func testRenamedServiceIsBelieved(t *testing.T) {
+	dir := t.TempDir()
+	writeFile(t, dir, "web.yaml", serviceYAML("web", "10.96.0.1"))
+	sink, log := start(t, dir)
+	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.1"})
+	writeFile(t, dir, "web.yaml", serviceYAML("shop", "10.96.0.1"))
+	sink.waitFor(t, map[string]string{"Service default/shop": "10.96.0.1"})
+	if n := log.count("Not believing what a list lacks"); n > 0 {
+		t.Error("a Service that was renamed is held")
+	}
+}
+
+func testAnotherStorageIsNotBelieved(t *testing.T) {
+	withUID := func(uid string) string {
+		return strings.Replace(serviceYAML("kubernetes", "10.96.0.1"), "metadata:\n", "metadata:\n  uid: "+uid+"\n", 1)
+	}
+	dir, guard := t.TempDir(), &model.ListGuard{}
+	writeFile(t, dir, "all.yaml", withUID("one")+"---\n"+serviceYAML("a", "10.96.0.2")+"---\n"+serviceYAML("b", "10.96.0.3"))
+	sink, _ := start(t, dir, func(s *Source) { s.Guard = guard })
+	all := map[string]string{"Service default/kubernetes": "10.96.0.1", "Service default/a": "10.96.0.2", "Service default/b": "10.96.0.3"}
+	sink.waitFor(t, all)
+	writeFile(t, dir, "all.yaml", withUID("two")+"---\n"+serviceYAML("a", "10.96.0.2"))
+	await.True(t, "a hold", func() bool {
+		return slices.ContainsFunc(guard.Held(), func(reason string) bool { return strings.Contains(reason, "another cluster") })
+	})
+	sink.waitFor(t, all)
+}
+
+func testEmptyDirectoryAtTheStartIsNotBelieved(t *testing.T) {
+	for name, believe := range map[string]func(t *testing.T, dir string, guard *model.ListGuard) map[string]string{
+		"until there is a Service": func(t *testing.T, dir string, _ *model.ListGuard) map[string]string {
+			writeFile(t, dir, "dns.yaml", serviceYAML("dns", "10.96.0.10")+"---\n"+sliceYAML("dns", "10.0.0.1"))
+			return map[string]string{"Service default/dns": "10.96.0.10", "EndpointSlice default/dns-1": "10.0.0.1"}
+		},
+		"until somebody says so": func(_ *testing.T, _ string, guard *model.ListGuard) map[string]string {
+			guard.Believe()
+			return nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			guard := &model.ListGuard{Before: func(string, bool) bool { return true }}
+			sink, _ := start(t, dir, func(s *Source) { s.Guard = guard })
+			sink.waitForReason(t, "services: the source has none, but the rules in force have some")
+			if events := slices.DeleteFunc(sink.takeEvents(), func(e string) bool { return e == "waiting" }); len(events) > 0 {
+				t.Errorf("the sink was told %v", events)
+			}
+			sink.waitFor(t, believe(t, dir, guard))
+		})
+	}
 }
 
 func testFirstOfTwoFilesWithOneObjectCounts(t *testing.T) {
@@ -251,9 +334,9 @@ func testDirectoryThatGoesAwayKeepsItsObjectsUntilItIsBack(t *testing.T) {
 	top := t.TempDir()
 	dir := mkdir(t, top, "manifests")
 	writeFile(t, dir, "web.yaml", serviceYAML("web", "10.96.0.1"))
-	held := make(chan string, 10)
+	failing := make(chan bool, 10)
 	sink, log := start(t, dir, func(s *Source) {
-		s.Empty.OnHeld = func(resource, reason string) { held <- resource + ": " + reason }
+		s.OnFailing = func(_ string, yes bool) { failing <- yes }
 	})
 	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.1"})
 
@@ -262,8 +345,8 @@ func testDirectoryThatGoesAwayKeepsItsObjectsUntilItIsBack(t *testing.T) {
 	}
 	log.waitFor(t, "no such file or directory")
 	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.1"})
-	if got, want := await.Receive(t, "OnHeld", held), "manifests: open "+dir+": no such file or directory"; got != want {
-		t.Errorf("OnHeld was told %q, want %q", got, want)
+	if !await.Receive(t, "OnFailing", failing) {
+		t.Error("OnFailing was told false first")
 	}
 
 	// Under another name first, so that the directory is never seen empty.
@@ -272,8 +355,8 @@ func testDirectoryThatGoesAwayKeepsItsObjectsUntilItIsBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.2"})
-	if got := await.Receive(t, "OnHeld", held); got != "manifests: " {
-		t.Errorf("OnHeld was told %q at the end", got)
+	if await.Receive(t, "OnFailing", failing) {
+		t.Error("OnFailing was told true again")
 	}
 	writeFile(t, dir, "web.yaml", serviceYAML("web", "10.96.0.3"))
 	sink.waitFor(t, map[string]string{"Service default/web": "10.96.0.3"})
@@ -455,37 +538,19 @@ func testBlankFileAtTheStartIsWaitedFor(t *testing.T) {
 	}
 }
 
-func testBadFileAtTheStartEndsTheHold(t *testing.T) {
+func testBadFileAtTheStartIsNamedBeforeAnEmptyDirectory(t *testing.T) {
 	dir := t.TempDir()
-	held := make(chan string, 10)
-	sink, _ := start(t, dir, func(s *Source) {
-		s.Empty.Before = func(string) bool { return true }
-		s.Empty.OnHeld = func(resource, reason string) { held <- resource + ": " + reason }
-	})
-	const none = "services: the source has none, but every cluster has some"
-	next := func(want string) {
-		t.Helper()
-		select {
-		case got := <-held:
-			if got != want {
-				t.Errorf("OnHeld was told %q, want %q", got, want)
-			}
-		case <-time.After(10 * time.Second):
-			t.Errorf("OnHeld was not told %q", want)
-		}
-	}
-	next(none)
+	sink, _ := start(t, dir, func(s *Source) { s.Guard = &model.ListGuard{Before: func(string, bool) bool { return true }} })
+	const none = "services: the source has none, but the rules in force have some"
+	sink.waitForReason(t, none)
 	writeFile(t, dir, "web.yaml", "kind: [\n")
 	sink.waitForReason(t, "manifests: web.yaml: document 1 (line 1): yaml: line 1: did not find expected node content")
-	next("services: ")
 
 	t.Log("without the file, the directory is empty again")
 	if err := os.Remove(filepath.Join(dir, "web.yaml")); err != nil {
 		t.Fatal(err)
 	}
 	sink.waitForReason(t, none)
-	next(none)
-	writeFile(t, dir, "dns.yaml", serviceYAML("dns", "10.96.0.10"))
-	sink.waitFor(t, map[string]string{"Service default/dns": "10.96.0.10"})
-	next("services: ")
+	writeFile(t, dir, "dns.yaml", serviceYAML("dns", "10.96.0.10")+"---\n"+sliceYAML("dns", "10.0.0.1"))
+	sink.waitFor(t, map[string]string{"Service default/dns": "10.96.0.10", "EndpointSlice default/dns-1": "10.0.0.1"})
 }

@@ -52,7 +52,7 @@ func everything() {
 	metrics.CountLivez(200)
 	metrics.SetServiceHealthPorts(1, 1)
 	metrics.SetWatchFailing("services", true)
-	metrics.SetEmptyHeld("services", true)
+	metrics.SetLossesHeld("services", true)
 	metrics.SetNodeMissing(true, true, false)
 	metrics.SetLeftovers("ipvs", 1)
 	metrics.SetDraining(3, 20, 2)

@@ -26,6 +26,8 @@ var (
 	foreignChanges = newCounter("nftables_foreign_changes_total", "External changes found in the proxy's tables")
 	repairs        = newCounter("nftables_foreign_changes_repaired_total",
 		"Repairs of the proxy's tables, after an external change or after a commit that failed")
+	directReturnDenied = newGauge("nftables_direct_return_denied",
+		"Service ports that ask for direct return and have none, because of the limits of addresses and endpoints; their external clients are masqueraded")
 	divergedTables = newGauge("nftables_diverged",
 		"1 while the proxy's tables differ from the wanted ones and the kernel refuses the repair, else 0")
 )
@@ -57,6 +59,9 @@ func CountForeignChange() { foreignChanges.Inc() }
 
 // CountRepair counts a repair of the tables.
 func CountRepair() { repairs.Inc() }
+
+// SetDirectReturnDenied records how many Service ports ask for direct return in vain.
+func SetDirectReturnDenied(n int) { directReturnDenied.Set(float64(n)) }
 
 // SetDiverged records whether the kernel refuses to repair the tables.
 func SetDiverged(yes bool) { divergedTables.Set(oneIf(yes)) }

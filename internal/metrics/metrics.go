@@ -34,7 +34,7 @@ func listed[T metrics.Registerable](metric T) T {
 
 // serverMetrics are the metrics of a process that serves the node-local API and programs nothing.
 var serverMetrics = []metrics.Registerable{
-	skippedObjects, watchFailing, emptyHeld, buildInfo,
+	skippedObjects, watchFailing, lossesHeld, buildInfo,
 	nodeLocalWatchers, nodeLocalBatches, nodeLocalBytes, nodeLocalLag, nodeLocalRefused,
 }
 
@@ -63,11 +63,12 @@ func RegisterServer() {
 
 // startServerAtZero makes counters appear as 0: an alert on the increase of a counter misses one that appears as 1.
 func startServerAtZero() {
-	for _, reason := range []string{"node", "permission", "keys", "streams", "busy", "stalled", "tls"} {
+	for _, reason := range []string{"node", "permission", "keys", "streams", "busy", "stalled", "tls", "connections", "silent"} {
 		nodeLocalRefused.WithLabelValues(reason)
 	}
-	SetEmptyHeld("services", false)
-	SetEmptyHeld("endpointslices", false)
+	for _, resource := range []string{"services", "endpointslices", "nodes"} {
+		SetLossesHeld(resource, false)
+	}
 	buildInfo.WithLabelValues(version.Own(), version.KubeProxy(), runtime.Version()).Set(1)
 }
 

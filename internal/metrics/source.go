@@ -45,7 +45,7 @@ var trackerCollector = &collector[tracker.Tracker]{
 
 var (
 	watchFailing = newGaugeVec("watch_failing", "1 while a resource cannot be listed or watched at the API server, a node-local server is away, or manifests cannot be read", "resource")
-	emptyHeld    = newGaugeVec("empty_state_held", "1 while a list or full state without services or endpointslices, or a missing directory of manifests, is not believed, and the last state stays", "resource")
+	lossesHeld   = newGaugeVec("losses_held", "1 while services, endpointslices or nodes stay in force that the last list lacks, and while a first list without any is not believed", "resource")
 	nodeMissing  = newGaugeVec("node_missing",
 		"1 while the proxy runs without the Node itself (node), its addresses or its pod CIDRs", "what")
 )
@@ -55,9 +55,9 @@ func SetWatchFailing(resource string, failing bool) {
 	watchFailing.WithLabelValues(resource).Set(oneIf(failing))
 }
 
-// SetEmptyHeld records whether a state without a resource is held (model.EmptyGuard.OnHeld).
-func SetEmptyHeld(resource string, held bool) {
-	emptyHeld.WithLabelValues(resource).Set(oneIf(held))
+// SetLossesHeld records whether objects of a resource are held (model.ListGuard.OnHeld).
+func SetLossesHeld(resource string, held bool) {
+	lossesHeld.WithLabelValues(resource).Set(oneIf(held))
 }
 
 // SetNodeMissing records the missing facts of the Node (node.Options.OnMissing).
@@ -68,13 +68,13 @@ func SetNodeMissing(node, addresses, podCIDRs bool) {
 }
 
 var (
-	nodeLocalWatchers = newGauge("node_local_watchers", "Streams of the node-local API that this process serves")
+	nodeLocalWatchers = newGauge("node_local_watchers", "Calls to the node-local server of this process that are under way, those of health checks included")
 	nodeLocalBatches  = newCounterVec("node_local_batches_total",
 		"Batches sent to clients of the node-local API, by whether they were the full state", "full")
 	nodeLocalBytes = newCounter("node_local_sent_bytes_total", "Bytes of batches sent to clients of the node-local API")
 	nodeLocalLag   = newHistogram("node_local_lag_seconds",
 		"Time from the first change in a batch until the batch was sent", metrics.ExponentialBuckets(0.001, 2, 16))
-	nodeLocalRefused = newCounterVec("node_local_refused_total", "Connections and calls of the node-local API that were refused or ended: the TLS handshake failed, the node is invalid or not served, the certificate is for another node (permission), the keys of labels or annotations are invalid, there are too many streams, others take the memory for full states (busy), the client stalled", "reason")
+	nodeLocalRefused = newCounterVec("node_local_refused_total", "Connections and calls of the node-local API that were refused or ended: there are too many connections, one made no call in time (silent), the TLS handshake failed, the node is invalid or not served, the certificate is for another node or for none (permission), the keys of labels or annotations are invalid, there are too many streams, others take the memory for full states (busy), the client stalled", "reason")
 )
 
 // SetNodeLocalWatchers records the number of streams (server.Hooks.OnWatchers).

@@ -90,6 +90,15 @@ func (e *Events) ServiceHealthFailed(namespace, service string, err error) {
 	}
 }
 
+// DirectReturnDenied says that a Service port asks for direct return, and has none because of a limit.
+func (e *Events) DirectReturnDenied(namespace, service, port string) {
+	if e != nil {
+		about := corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: namespace, Name: service}
+		e.post(about, corev1.EventTypeWarning, "DirectReturnDenied", "Program",
+			fmt.Sprintf("port %q has no direct return, because of the limits of addresses and endpoints: its external clients are masqueraded", port))
+	}
+}
+
 func (e *Events) post(about corev1.ObjectReference, kind, reason, action, note string) {
 	now := time.Now()
 	if len(note) > maxNote {

@@ -52,10 +52,11 @@ func testEventsArriveAsThoseOfKubeProxy(t *testing.T) {
 	events.HealthServerFailed(errors.New("listen tcp :10256: 100% taken"))
 	events.MetricsServerFailed(errors.New("listen tcp :10249: taken"))
 	events.ServiceHealthFailed(metav1.NamespaceDefault, "web", errors.New("port taken"))
+	events.DirectReturnDenied(metav1.NamespaceDefault, "web", "http")
 
 	type event struct{ Kind, Name, Type, Reason, Action, Note, By string }
 	got := map[string]event{}
-	for _, e := range posted(t, server, 4) {
+	for _, e := range posted(t, server, 5) {
 		got[e.Reason] = event{e.Regarding.Kind, e.Regarding.Name, e.Type, e.Reason, e.Action, e.Note, e.ReportingController}
 		if e.EventTime.IsZero() || !strings.HasPrefix(e.ReportingInstance, "kube-proxy-") {
 			t.Errorf("%s: event time %v, reporting instance %q", e.Reason, e.EventTime, e.ReportingInstance)
@@ -65,6 +66,10 @@ func testEventsArriveAsThoseOfKubeProxy(t *testing.T) {
 		"Starting":                        {"Node", thisNode, "Normal", "Starting", "StartKubeProxy", "", "kube-proxy"},
 		"FailedToStartProxierHealthcheck": {"Node", thisNode, "Warning", "FailedToStartProxierHealthcheck", "StartKubeProxy", "listen tcp :10256: 100% taken", "kube-proxy"},
 		"FailedToStartMetricServer":       {"Node", thisNode, "Warning", "FailedToStartMetricServer", "StartKubeProxy", "listen tcp :10249: taken", "kube-proxy"},
+		"DirectReturnDenied": {
+			"Service", "web", "Warning", "DirectReturnDenied", "Program",
+			`port "http" has no direct return, because of the limits of addresses and endpoints: its external clients are masqueraded`, "kube-proxy",
+		},
 		"FailedToStartServiceHealthcheck": {"Service", "web", "Warning", "FailedToStartServiceHealthcheck", "Listen", "port taken", "kube-proxy"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -79,6 +79,9 @@ func DecodePort(port *nodelocalv1.ServicePort) (*model.ServicePort, error) {
 		ServiceAnnotations:       d.values("service_annotations", port.GetServiceAnnotations()),
 		DirectReturn:             port.GetDirectReturn(),
 	}
+	if port.GetCreated() != nil {
+		out.Creation = &model.Creation{Time: port.GetCreated().AsTime(), UID: d.text("uid", port.GetUid(), MaxKey)}
+	}
 	// A type of a later version is unknown: the other fields say what it means for proxies.
 	if t := port.GetServiceType(); known(nodelocalv1.ServiceType_name, int32(t)) {
 		out.ServiceType = model.ServiceType(t)

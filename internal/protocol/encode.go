@@ -45,7 +45,23 @@ func EncodePort(port *model.ServicePort) *nodelocalv1.ServicePort {
 		ServiceLabels:            port.ServiceLabels,
 		ServiceAnnotations:       port.ServiceAnnotations,
 		DirectReturn:             port.DirectReturn,
+		Created:                  encodeCreated(port.Creation),
+		Uid:                      uidOf(port.Creation),
 	}
+}
+
+func encodeCreated(c *model.Creation) *timestamppb.Timestamp {
+	if c == nil {
+		return nil
+	}
+	return timestamppb.New(c.Time)
+}
+
+func uidOf(c *model.Creation) string {
+	if c == nil {
+		return ""
+	}
+	return c.UID
 }
 
 // EncodeKeys returns the message for ServiceKeys, nil if they name nothing.

@@ -28,6 +28,8 @@ func notZero(t *testing.T, path string, v reflect.Value) {
 		v.SetUint(1234)
 	case time.Duration:
 		v.SetInt(int64(90 * time.Second))
+	case time.Time:
+		v.Set(reflect.ValueOf(time.Unix(90, 0).UTC()))
 	case model.Protocol:
 		v.Set(reflect.ValueOf(model.SCTP))
 	case model.Family:
@@ -48,6 +50,9 @@ func notZero(t *testing.T, path string, v reflect.Value) {
 		v.Set(reflect.ValueOf(netip.MustParsePrefix("fd00::/64")))
 	default:
 		switch v.Kind() {
+		case reflect.Pointer:
+			v.Set(reflect.New(v.Type().Elem()))
+			notZero(t, path, v.Elem())
 		case reflect.Struct:
 			for i := range v.NumField() {
 				notZero(t, path+"."+v.Type().Field(i).Name, v.Field(i))

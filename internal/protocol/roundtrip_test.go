@@ -107,6 +107,10 @@ func genPort(t *rapid.T, id model.PortID) *model.ServicePort {
 		ServiceAnnotations:       genValues(t, "annotations"),
 		DirectReturn:             rapid.Bool().Draw(t, "direct return"),
 	}
+	if p.DirectReturn && rapid.Bool().Draw(t, "creation") {
+		at := time.Unix(rapid.Int64Range(0, 1<<33).Draw(t, "created"), 0).UTC()
+		p.Creation = &model.Creation{Time: at, UID: rapid.SampledFrom([]string{"", "3f6c"}).Draw(t, "uid")}
+	}
 	return p
 }
 

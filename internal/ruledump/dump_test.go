@@ -228,7 +228,7 @@ func FuzzTables(f *testing.F) {
 		if other, err := nft.Recording(data).Other(); err == nil {
 			_ = other.String()
 			for _, set := range other.Sets {
-				_, _, _ = other.Find(set.Name, nft.Data(make([]byte, min(set.Key.Len(), 64))))
+				_, _ = set.Find(nft.Data(make([]byte, min(set.Key.Len(), 64))))
 			}
 		}
 		read, err := nft.Recording(data).Table()

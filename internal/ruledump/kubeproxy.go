@@ -5,11 +5,9 @@ import (
 	"encoding/binary"
 	"maps"
 	"net/netip"
-	"regexp"
 	"slices"
 	"strings"
 
-	"github.com/google/nftables/expr"
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/evaluator"
 	"github.com/nftproxy/nftproxy/model"
@@ -28,39 +26,20 @@ func isKubeProxys(t *nft.Table) bool {
 }
 
 // KubeProxys reports whether Kubernetes' kube-proxy wrote the tables.
-func (s *Snapshot) KubeProxys() bool { return len(s.whole) > 0 }
+func (s *Snapshot) KubeProxys() bool { return slices.ContainsFunc(s.Tables, isKubeProxys) }
 
-// Walked returns the tables that a packet comes through, and the host. Tables that Kubernetes' kube-proxy wrote have
-// nft.Expressions as their rules, like those of other programs.
+// Walked returns the tables that a packet comes through, and the host.
 func (s *Snapshot) Walked() ([]*nft.Table, evaluator.Host) {
-	tables, host := s.Tables, s.Host
-	if s.Ordered != nil {
-		tables = s.Ordered
-	}
+	host := s.Host
 	host.Addresses = s.Addresses
-	if !s.KubeProxys() {
-		return tables, host
+	if s.Ordered != nil {
+		return s.Ordered, host
 	}
-	tables = slices.Clone(tables)
-	for i, t := range tables {
-		tables[i] = cmp.Or(s.whole[t], t)
-	}
-	lookup := host.Lookup
-	host.Lookup = func(t *nft.Table, set string, key nft.Data) (nft.Element, bool, error) {
-		isWhole := s.whole[s.Table(t.Family)] == t
-		switch found := t.Set(set); {
-		case isWhole && found != nil && found.Recorded():
-			return t.Find(set, key)
-		case isWhole && (found == nil || !found.Dynamic || s.ReadClients == nil), lookup == nil:
-			return nft.Element{}, false, nil // an empty set; a dump has no clients of session affinity
-		}
-		return lookup(t, set, key)
-	}
-	return tables, host
+	return s.Tables, host
 }
 
-// kubeProxyReader reads the frontends of a table of kube-proxy's: by name the sets with their elements, and the chains
-// with whole rules. There may be a set and a chain for each Service.
+// kubeProxyReader reads the frontends of a table of kube-proxy's: by name the sets with their elements, and the
+// chains. There may be a set and a chain for each Service.
 type kubeProxyReader struct {
 	family nft.Family
 	sets   map[string]*nft.Set
@@ -73,7 +52,7 @@ func (s *Snapshot) kubeProxyFrontends(t *nft.Table) []*compiler.Frontend {
 	for _, set := range t.Sets {
 		r.sets[set.Name] = set
 	}
-	for _, chain := range s.whole[t].Chains {
+	for _, chain := range t.Chains {
 		r.chains[chain.Name] = chain
 	}
 	for _, name := range []string{compiler.ServiceIPs, "service-nodeports"} {
@@ -158,7 +137,7 @@ func (r *kubeProxyReader) serve(f *compiler.Frontend) {
 			if rule.Comment == "short-circuit local traffic" {
 				f.Policy = model.PolicyLocal.String()
 			}
-			switch next := rule.next(); {
+			switch next := nextChain(rule); {
 			case strings.HasPrefix(next, "service-"):
 				f.ShortCircuit, f.Endpoints = next, r.endpoints(next)
 			case strings.HasPrefix(next, "local-"):
@@ -171,38 +150,26 @@ func (r *kubeProxyReader) serve(f *compiler.Frontend) {
 	}
 	for _, chain := range []string{f.Chain, f.ShortCircuit, strings.Replace(f.Chain, "external-", "service-", 1)} {
 		for _, rule := range r.rules(chain) {
-			for _, x := range rule.list {
-				if l, is := x.(*expr.Lookup); is && strings.HasPrefix(l.SetName, "affinity-") && r.sets[l.SetName] != nil {
-					f.AffinityTimeout = r.sets[l.SetName].Timeout()
+			for _, statement := range rule.Statements {
+				if in, is := statement.(nft.InSet); is && strings.HasPrefix(in.Set, "affinity-") && r.sets[in.Set] != nil {
+					f.AffinityTimeout = r.sets[in.Set].Timeout()
 				}
 			}
 		}
 	}
 }
 
-// kubeProxyRule is a rule with its expressions.
-type kubeProxyRule struct {
-	nft.Rule
-	list []any
-}
-
-func (r *kubeProxyReader) rules(chain string) (rules []kubeProxyRule) {
+func (r *kubeProxyReader) rules(chain string) []nft.Rule {
 	if c := r.chains[chain]; c != nil {
-		for _, rule := range c.Rules {
-			for _, statement := range rule.Statements { // one, or none
-				if x, is := statement.(nft.Expressions); is {
-					rules = append(rules, kubeProxyRule{rule, x.List()})
-				}
-			}
-		}
+		return c.Rules
 	}
-	return rules
+	return nil
 }
 
-// next is the chain to which a rule leads; empty for none.
-func (r *kubeProxyRule) next() string {
-	for _, x := range r.list {
-		if v, is := x.(*expr.Verdict); is {
+// nextChain is the chain to which a rule leads; empty for none.
+func nextChain(rule nft.Rule) string {
+	for _, statement := range rule.Statements {
+		if v, is := statement.(nft.Verdict); is {
 			return v.Chain
 		}
 	}
@@ -213,69 +180,63 @@ func (r *kubeProxyRule) next() string {
 // from, or the endpoints of the chains that it draws from.
 func (r *kubeProxyReader) endpoints(chain string) (list []netip.AddrPort) {
 	for _, rule := range r.rules(chain) {
-		var constants []byte // the address, then the port
-		for _, x := range rule.list {
-			switch x := x.(type) {
-			case *expr.Immediate:
-				constants = append(constants, x.Data...)
-			case *expr.NAT:
-				if n := len(constants) - 2; n > 0 {
-					if addr, ok := netip.AddrFromSlice(constants[:n]); ok {
-						list = append(list, netip.AddrPortFrom(addr, binary.BigEndian.Uint16(constants[n:])))
-					}
+		for _, statement := range rule.Statements {
+			name := ""
+			switch x := statement.(type) {
+			case nft.NAT:
+				addr, _ := x.Addr.(nft.Constant)
+				port, _ := x.Port.(nft.Constant)
+				if endpoint, ok := compiler.ParseEndpoint(nft.Data(addr) + nft.Data(port) + "\x00\x00"); ok {
+					list = append(list, endpoint)
 				}
-			case *expr.Lookup:
-				if !x.IsDestRegSet || strings.HasPrefix(chain, "endpoint-") { // a dump may have a loop
-					continue
-				}
-				r.each(x.SetName, func(e nft.Element) {
-					if strings.HasPrefix(e.Verdict.Chain, "endpoint-") {
-						list = append(list, r.endpoints(e.Verdict.Chain)...)
-					} else if endpoint, ok := compiler.ParseEndpoint(e.Value); ok {
-						list = append(list, endpoint)
-					}
-				})
+			case nft.Vmap:
+				name = x.Map
+			case nft.DNAT:
+				name = x.Map
 			}
+			if name == "" || strings.HasPrefix(chain, "endpoint-") { // a dump may have a loop
+				continue
+			}
+			r.each(name, func(e nft.Element) {
+				if strings.HasPrefix(e.Verdict.Chain, "endpoint-") {
+					list = append(list, r.endpoints(e.Verdict.Chain)...)
+				} else if endpoint, ok := compiler.ParseEndpoint(e.Value); ok {
+					list = append(list, endpoint)
+				}
+			})
 		}
 	}
 	return list
 }
 
-var prefixes = regexp.MustCompile(`[0-9a-f.:]+([/-][0-9a-f.:]+)?`)
-
-// sources returns the prefixes that a chain of firewall-ips does not drop: at most the first 12, which the text of the
-// rule has.
+// sources returns the prefixes that a chain of firewall-ips does not drop.
 func (r *kubeProxyReader) sources(chain string) []netip.Prefix {
 	list := []netip.Prefix{}
 	for _, rule := range r.rules(chain) {
-		_, text, _ := strings.Cut(rule.String(), " saddr != ")
-		text, _, _ = strings.Cut(text, " drop")
-		for _, word := range prefixes.FindAllString(text, -1) {
-			if prefix := prefixIn(word); prefix.IsValid() {
-				list = append(list, prefix)
+		for _, statement := range rule.Statements {
+			switch x := statement.(type) {
+			case nft.Match:
+				if prefix, is := x.Value.(netip.Prefix); is && x.Field == r.family.Saddr() && x.Op == nft.NotEqual {
+					list = append(list, prefix)
+				}
+			case nft.InSet:
+				if x.Op == nft.NotEqual && len(x.Key) == 1 && x.Key[0] == r.family.Saddr() {
+					r.each(x.Set, func(e nft.Element) { list = append(list, prefixOf(e)) })
+				}
 			}
 		}
 	}
+	list = slices.DeleteFunc(list, func(p netip.Prefix) bool { return !p.IsValid() })
 	slices.SortFunc(list, netip.Prefix.Compare)
 	return list
 }
 
-// prefixIn reads an address, a prefix, or a range that is one.
-func prefixIn(text string) netip.Prefix {
-	if prefix, err := netip.ParsePrefix(text); err == nil {
-		return prefix
-	}
-	from, to, isRange := strings.Cut(text, "-")
-	first, err := netip.ParseAddr(from)
-	if err != nil {
-		return netip.Prefix{}
-	}
-	last := first
-	if isRange {
-		last, _ = netip.ParseAddr(to)
-	}
-	for bits := range first.BitLen() + 1 {
-		if p := netip.PrefixFrom(first, bits).Masked(); p.Addr() == first && p.Contains(last) && !p.Contains(last.Next()) {
+// prefixOf returns the prefix of an element with a range of addresses; the zero Prefix if it is none.
+func prefixOf(e nft.Element) netip.Prefix {
+	first, ok := netip.AddrFromSlice([]byte(e.Key))
+	last, _ := netip.AddrFromSlice([]byte(cmp.Or(e.KeyEnd, e.Key)))
+	for bits := 0; ok && bits <= first.BitLen(); bits++ {
+		if p := netip.PrefixFrom(first, bits).Masked(); p.Addr() == first && nft.LastAddr(p) == last {
 			return p
 		}
 	}

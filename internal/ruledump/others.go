@@ -17,9 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxRoutes bounds the routes that are read.
-const maxRoutes = 10_000
-
 // AddOthers reads the tables of other programs, and the routes and interfaces of this network namespace, for a walk
 // through all of them; with record also their messages, for Write. NotLookedAt names everything that cannot be looked
 // at, and why.
@@ -56,7 +53,8 @@ func (s *Snapshot) readOthers(ctx context.Context, conn *nft.Conn, record bool) 
 			s.nameUnfollowed(t, under)
 		}
 	}
-	s.addRoutes(byIndex)
+	s.addRouting(byIndex)
+	s.addUnfollowed(links)
 	return nil
 }
 
@@ -74,18 +72,18 @@ func (s *Snapshot) addLegacy(record bool) {
 		s.NotLookedAt = append(s.NotLookedAt, "iptables-legacy: "+err.Error())
 	}
 	for _, legacy := range slices.Backward(tables) {
-		var t *nft.Table
 		err := legacy.Err
-		if err == nil {
-			t, err = legacy.Rules.Other()
+		var recording nft.Recording
+		if err == nil && record {
+			recording, err = legacy.Record()
 		}
 		if err != nil {
 			s.NotLookedAt = append(s.NotLookedAt, fmt.Sprintf("table %s %s: %v", legacy.Family, legacy.Name, err))
 			continue
 		}
-		s.Ordered = slices.Insert(s.Ordered, 0, t)
+		s.Ordered = slices.Insert(s.Ordered, 0, legacy.Table())
 		if record {
-			s.otherRecordings = slices.Insert(s.otherRecordings, 0, legacy.Rules)
+			s.otherRecordings = slices.Insert(s.otherRecordings, 0, recording)
 		}
 	}
 }
@@ -205,38 +203,13 @@ func portsWithoutHairpin(links map[int]netlink.Link) (names []string) {
 	return names
 }
 
-// addRoutes reads the routes of the main table.
-func (s *Snapshot) addRoutes(links map[int]netlink.Link) {
-	for family, anywhere := range map[int]netip.Prefix{netlink.FAMILY_V4: netip.PrefixFrom(netip.IPv4Unspecified(), 0), netlink.FAMILY_V6: netip.PrefixFrom(netip.IPv6Unspecified(), 0)} {
-		routes, err := netlink.RouteList(nil, family)
-		if err != nil {
-			continue // an interface that is not known makes an answer depend on more rules
-		}
-		for _, r := range routes {
-			to := anywhere
-			if r.Dst != nil {
-				if to, err = netip.ParsePrefix(r.Dst.String()); err != nil {
-					continue
-				}
-			}
-			if len(s.Host.Routes) == maxRoutes {
-				s.NotLookedAt = append(s.NotLookedAt, fmt.Sprintf("routes: more than the first %d", maxRoutes))
-				return
-			}
-			route := evaluator.Route{Destination: to}
-			if l := links[r.LinkIndex]; l != nil {
-				route.Interface = l.Attrs().Name
-			}
-			s.Host.Routes = append(s.Host.Routes, route)
-		}
-	}
-}
-
 // others is the part of a dump about what else is on the way of packets.
 type others[Table any] struct {
-	Tables     []Table           `json:"tables"`
-	Routes     []route           `json:"routes"`
-	Interfaces map[string]uint32 `json:"interfaces,omitempty"`
+	Tables     []Table                 `json:"tables"`
+	Routes     []route                 `json:"routes"`
+	Rules      []evaluator.RoutingRule `json:"rules,omitempty"`
+	Policies   []evaluator.Policy      `json:"policies,omitempty"`
+	Interfaces map[string]uint32       `json:"interfaces,omitempty"`
 	// Bridges, BridgePorts, BridgeFilters and NoHairpin are those of evaluator.Host.
 	Bridges       map[string]string     `json:"bridges,omitempty"`
 	BridgePorts   map[netip.Addr]string `json:"bridgePorts,omitempty"`
@@ -265,6 +238,8 @@ type otherBytes struct {
 type route struct {
 	To        netip.Prefix `json:"to"`
 	Interface string       `json:"interface"`
+	Type      string       `json:"type,omitempty"`
+	Table     uint32       `json:"table,omitempty"`
 }
 
 // othersText returns the others as a dump has them; nil if their messages were not recorded.
@@ -287,7 +262,7 @@ func (s *Snapshot) othersText() *others[otherText] {
 			}
 			text.Comment, text.Netlink = t.Comment, s.otherRecordings[i]
 			for _, set := range t.Sets {
-				if !set.Recorded() {
+				if set.Partial() {
 					text.LeftOut = append(text.LeftOut, fmt.Sprintf("the elements of set %s: there are more than %d", set.Name, nft.MaxRecordedElements))
 				}
 			}
@@ -298,8 +273,9 @@ func (s *Snapshot) othersText() *others[otherText] {
 		out.Tables = append(out.Tables, text)
 	}
 	for _, r := range s.Host.Routes {
-		out.Routes = append(out.Routes, route{r.Destination, r.Interface})
+		out.Routes = append(out.Routes, route{r.Destination, r.Interface, string(r.Type), r.Table})
 	}
+	out.Rules, out.Policies = s.Host.Rules, s.Host.Policies
 	return out
 }
 
@@ -328,8 +304,8 @@ func (s *Snapshot) addRecorded(o *others[otherBytes]) error {
 		s.Ordered, s.otherRecordings = append(s.Ordered, t), append(s.otherRecordings, text.Netlink)
 	}
 	for _, r := range o.Routes {
-		s.Host.Routes = append(s.Host.Routes, evaluator.Route{Destination: r.To, Interface: r.Interface})
+		s.Host.Routes = append(s.Host.Routes, evaluator.Route{Destination: r.To, Interface: r.Interface, Type: evaluator.RouteType(r.Type), Table: r.Table})
 	}
-	s.Host.Lookup = func(t *nft.Table, set string, key nft.Data) (nft.Element, bool, error) { return t.Find(set, key) }
+	s.Host.Rules, s.Host.Policies = o.Rules, o.Policies
 	return nil
 }

@@ -9,7 +9,6 @@ import (
 	"regexp"
 	"slices"
 
-	"github.com/nftproxy/nftproxy/evaluator"
 	"github.com/nftproxy/nftproxy/nft"
 )
 
@@ -70,6 +69,9 @@ func (p *Pseudonyms) flip(addr netip.Addr) netip.Addr {
 }
 
 func (p *Pseudonyms) ofPrefix(prefix netip.Prefix) netip.Prefix {
+	if !prefix.IsValid() {
+		return prefix
+	}
 	of := netip.PrefixFrom(p.Of(prefix.Addr()), prefix.Bits())
 	if prefix == prefix.Masked() {
 		return of.Masked()
@@ -168,7 +170,16 @@ func (s *Snapshot) Redact(p *Pseudonyms) (*Snapshot, error) {
 		}
 	}
 	for _, r := range s.Host.Routes {
-		out.Host.Routes = append(out.Host.Routes, evaluator.Route{Destination: p.ofPrefix(r.Destination), Interface: r.Interface})
+		r.Destination = p.ofPrefix(r.Destination)
+		out.Host.Routes = append(out.Host.Routes, r)
+	}
+	for _, r := range s.Host.Rules {
+		r.From, r.To = p.ofPrefix(r.From), p.ofPrefix(r.To)
+		out.Host.Rules = append(out.Host.Rules, r)
+	}
+	for _, policy := range s.Host.Policies {
+		policy.Source, policy.Destination = p.ofPrefix(policy.Source), p.ofPrefix(policy.Destination)
+		out.Host.Policies = append(out.Host.Policies, policy)
 	}
 	out.Host.Interfaces, out.Host.Bridges, out.Host.BridgeFilters = s.Host.Interfaces, s.Host.Bridges, s.Host.BridgeFilters
 	out.Host.NoHairpin = s.Host.NoHairpin

@@ -57,8 +57,6 @@ type Snapshot struct {
 	Tables []*nft.Table
 	// recordings are those of the Tables, if they come from a kernel or a dump.
 	recordings []nft.Recording
-	// whole has, for each table that Kubernetes' kube-proxy wrote, the same with whole rules; nil for none.
-	whole map[*nft.Table]*nft.Table
 	// Places holds the places of endpoints, by address. It is nil if the objects are not known.
 	Places map[netip.Addr]Place
 	// Counts holds what the elements have counted.
@@ -79,15 +77,8 @@ type Snapshot struct {
 // add adds a table with its recording.
 func (s *Snapshot) add(t *nft.Table, recording nft.Recording) error {
 	s.Tables, s.recordings = append(s.Tables, t), append(s.recordings, recording)
-	if isKubeProxys(t) {
-		whole, err := recording.Other()
-		if err != nil {
-			return err
-		}
-		if s.whole == nil {
-			s.whole = map[*nft.Table]*nft.Table{}
-		}
-		s.whole[t] = whole
+	if isKubeProxys(t) && t.Kernel != nil {
+		t.Kernel.Other = true
 	}
 	if !slices.ContainsFunc(t.Sets, func(set *nft.Set) bool { return set.Counter }) {
 		return nil
@@ -124,7 +115,7 @@ func (s *Snapshot) Table(family nft.Family) *nft.Table {
 func (s *Snapshot) Frontends() ([]*compiler.Frontend, error) {
 	var out []*compiler.Frontend
 	for _, t := range s.Tables {
-		if s.whole[t] != nil {
+		if isKubeProxys(t) {
 			out = append(out, s.kubeProxyFrontends(t)...)
 			continue
 		}

@@ -18,7 +18,6 @@ import (
 	"github.com/mdlayher/netlink"
 	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"github.com/nftproxy/nftproxy/nft"
-	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 )
 
@@ -121,8 +120,6 @@ type socket struct {
 	queue    [][]byte
 	deadline time.Time
 	closed   bool
-	// filtered says that the socket takes no messages but those of generations.
-	filtered bool
 }
 
 // Open opens a netlink socket. It is for Config.Open of package nft.
@@ -152,23 +149,14 @@ func (c *socket) SetWriteDeadline(time.Time) error { return nil }
 func (c *socket) SetWriteBuffer(int) error         { return nil }
 func (c *socket) WriteBuffer() (int, error)        { return 1 << 30, nil }
 
-func (c *socket) SetBPF([]bpf.RawInstruction) error {
-	c.update(func() { c.filtered = true })
-	return nil
-}
-
 func (c *socket) SetsockoptInt(level, option, _ int) error {
 	c.kernel.mu.Lock()
 	defer c.kernel.mu.Unlock()
-	switch {
-	case level != unix.SOL_NETLINK:
-	case option == unix.NETLINK_ADD_MEMBERSHIP:
+	if level == unix.SOL_NETLINK && option == unix.NETLINK_ADD_MEMBERSHIP {
 		if c.kernel.members == nil {
 			c.kernel.members = map[*socket]bool{}
 		}
 		c.kernel.members[c] = true
-	case option == unix.NETLINK_DROP_MEMBERSHIP:
-		delete(c.kernel.members, c)
 	}
 	return nil
 }
@@ -319,9 +307,7 @@ func (k *Kernel) tell() {
 	k.told = append(k.told, message{unix.NFT_MSG_NEWGEN, k.generationMessage()})
 	for member := range k.members {
 		for _, m := range k.told {
-			if m.typ == unix.NFT_MSG_NEWGEN || !member.filtered {
-				member.answer(unix.NFNL_SUBSYS_NFTABLES<<8|m.typ, 0, 0, m.data)
-			}
+			member.answer(unix.NFNL_SUBSYS_NFTABLES<<8|m.typ, 0, 0, m.data)
 		}
 	}
 }
@@ -809,6 +795,9 @@ func (k *Kernel) query(c *socket, r syscall.NetlinkMessage) {
 	attrs := attrsOf(r.Data)
 	t := k.tables[tableID{nft.Family(r.Data[0]), netlinkattr.Text(attrs[unix.NFTA_TABLE_NAME])}]
 	out, err := k.look(t, r, attrs)
+	if _, named := attrs[unix.NFTA_TABLE_NAME]; !named && r.Header.Type&0xff == unix.NFT_MSG_GETCHAIN {
+		out, err = k.chainMessages(nft.Family(r.Data[0])), nil
+	}
 	if err != nil {
 		c.refuse(r.Header.Seq, err, 0)
 		return
@@ -841,13 +830,22 @@ func (k *Kernel) look(t *table, r syscall.NetlinkMessage, attrs map[uint16][]byt
 	case unix.NFT_MSG_GETTABLE:
 		return []message{{unix.NFT_MSG_NEWTABLE, k.tableMessage(t)}}, nil
 	case unix.NFT_MSG_GETCHAIN:
-		for _, c := range byHandle(t.chains, func(c *chain) uint64 { return c.handle }) {
-			out = append(out, message{unix.NFT_MSG_NEWCHAIN, k.chainMessage(t, c)})
+		name, named := attrs[unix.NFTA_CHAIN_NAME]
+		for _, c := range inOrder(t.chains) {
+			if !named || c.name == netlinkattr.Text(name) {
+				out = append(out, message{unix.NFT_MSG_NEWCHAIN, k.chainMessage(t, c)})
+			}
+		}
+		if named && len(out) == 0 {
+			return nil, unix.ENOENT
 		}
 	case unix.NFT_MSG_GETRULE:
-		for _, c := range byHandle(t.chains, func(c *chain) uint64 { return c.handle }) {
+		name, named := attrs[unix.NFTA_RULE_CHAIN]
+		for _, c := range inOrder(t.chains) {
 			for _, r := range c.rules {
-				out = append(out, message{unix.NFT_MSG_NEWRULE, k.ruleMessage(t, r)})
+				if !named || c.name == netlinkattr.Text(name) {
+					out = append(out, message{unix.NFT_MSG_NEWRULE, k.ruleMessage(t, r)})
+				}
 			}
 		}
 	case unix.NFT_MSG_GETSET:
@@ -864,6 +862,24 @@ func (k *Kernel) look(t *table, r syscall.NetlinkMessage, attrs map[uint16][]byt
 		return k.lookForElements(t, attrs, all)
 	}
 	return out, nil
+}
+
+// inOrder returns chains in the order in which they were made.
+func inOrder(chains map[string]*chain) []*chain {
+	return byHandle(chains, func(c *chain) uint64 { return c.handle })
+}
+
+// chainMessages describe the chains of all tables of a family.
+func (k *Kernel) chainMessages(family nft.Family) (out []message) {
+	for _, t := range byHandle(k.tables, func(t *table) uint64 { return t.handle }) {
+		if t.family != family {
+			continue
+		}
+		for _, c := range inOrder(t.chains) {
+			out = append(out, message{unix.NFT_MSG_NEWCHAIN, k.chainMessage(t, c)})
+		}
+	}
+	return out
 }
 
 func (k *Kernel) lookForElements(t *table, attrs map[uint16][]byte, all bool) (out []message, err error) {
@@ -894,7 +910,7 @@ func (k *Kernel) lookForElements(t *table, attrs map[uint16][]byte, all bool) (o
 }
 
 // byHandle returns the values in the order in which they were added.
-func byHandle[T any](m map[string]T, handle func(T) uint64) []T {
+func byHandle[K comparable, T any](m map[K]T, handle func(T) uint64) []T {
 	return slices.SortedFunc(maps.Values(m), func(a, b T) int { return cmp.Compare(handle(a), handle(b)) })
 }
 

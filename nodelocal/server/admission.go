@@ -2,30 +2,41 @@ package server
 
 import (
 	"context"
+	"slices"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/semaphore"
 
 	"github.com/nftproxy/nftproxy/internal/protocol"
 )
 
-// admission bounds the number of streams, and the memory of large batches under way.
+// admission bounds the connections, the calls, and the memory of large batches under way, of each peer and of all.
 type admission struct {
 	options *Options
 	batches *semaphore.Weighted
 
-	mu    sync.Mutex
-	total int
-	peers map[string]*peerLoad
+	// mu guards the fields below, those of each peerLoad but its semaphore, and the state of each conn.
+	mu sync.Mutex
+	// handshakes holds the connections whose peer is not known yet, oldest first.
+	handshakes []*conn
+	// connections counts the others, and streams the calls.
+	connections, streams int
+	peers                map[string]*peerLoad
 }
 
-// peerLoad counts the streams and the memory of one peer.
+// peerLoad counts the connections, the calls and the memory of one peer.
 type peerLoad struct {
-	streams int
-	batches *semaphore.Weighted
+	name                 string
+	connections, streams int
+	batches              *semaphore.Weighted
 }
 
 const (
+	// maxHandshakes bounds the connections whose peer is not known yet. Each has some 20 kB.
+	maxHandshakes = 1000
+	// maxHandshakesPerAddress bounds those from one address, which may be that of a load balancer.
+	maxHandshakesPerAddress = 250
 	// peerShare is the divisor of Options.BatchMemory for one peer.
 	peerShare = 8
 	// smallBatch is the highest number of changed Services in a batch that does not count.
@@ -38,33 +49,99 @@ func newAdmission(options *Options) *admission {
 	return &admission{options: options, batches: semaphore.NewWeighted(options.BatchMemory), peers: map[string]*peerLoad{}}
 }
 
-// enter counts a stream of a peer. It returns nil if there are too many.
-func (a *admission) enter(peer string) *peerLoad {
+// begin starts the time until the first call of a connection.
+func (a *admission) begin(c *conn, late func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	load := a.peers[peer]
-	if a.total >= a.options.MaxStreams || load != nil && load.streams >= a.options.MaxStreamsPerPeer {
-		return nil
-	}
-	if load == nil {
-		load = &peerLoad{batches: semaphore.NewWeighted(a.peerMemory())}
-		a.peers[peer] = load
-	}
-	a.total++
-	load.streams++
-	a.options.Hooks.OnWatchers(a.total)
-	return load
+	c.firstCall = time.AfterFunc(a.options.FirstCall, late)
 }
 
-func (a *admission) leave(peer string) {
+// shake counts a connection whose peer is not known yet. If there are too many, it returns the connection that must go
+// for c: the oldest one from the same address, or of all. An attacker who has no certificate would keep others out, on
+// the same machine too, if new connections were refused instead.
+func (a *admission) shake(c *conn) (evicted *conn) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.total--
-	load := a.peers[peer]
-	if load.streams--; load.streams == 0 {
-		delete(a.peers, peer)
+	a.handshakes = append(a.handshakes, c)
+	if len(a.handshakes) > maxHandshakes {
+		evicted = a.handshakes[0]
 	}
-	a.options.Hooks.OnWatchers(a.total)
+	sameAddress := 0
+	for _, other := range slices.Backward(a.handshakes) {
+		if other.name != c.name {
+			continue
+		}
+		if sameAddress++; sameAddress > maxHandshakesPerAddress {
+			return other
+		}
+	}
+	return evicted
+}
+
+// join counts a connection for its peer. It returns false if the peer or all have too many.
+func (a *admission) join(c *conn, peer string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.endHandshake(c)
+	load := a.peers[peer]
+	if c.closed || a.connections >= a.options.MaxConnections || load != nil && load.connections >= a.options.MaxConnectionsPerPeer {
+		return false
+	}
+	if load == nil {
+		load = &peerLoad{name: peer, batches: semaphore.NewWeighted(a.peerMemory())}
+		a.peers[peer] = load
+	}
+	a.connections++
+	load.connections++
+	c.load = load
+	return true
+}
+
+func (a *admission) endHandshake(c *conn) {
+	if i := slices.Index(a.handshakes, c); i >= 0 {
+		a.handshakes = slices.Delete(a.handshakes, i, i+1)
+	}
+}
+
+// part forgets a connection. It returns false if it has done so before.
+func (a *admission) part(c *conn) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if c.closed {
+		return false
+	}
+	c.closed = true
+	c.firstCall.Stop()
+	a.endHandshake(c)
+	if c.load != nil {
+		a.connections--
+		if c.load.connections--; c.load.connections == 0 {
+			delete(a.peers, c.load.name)
+		}
+	}
+	return true
+}
+
+// enter counts a call on a connection. It returns false if the peer or all have too many.
+func (a *admission) enter(c *conn) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.streams >= a.options.MaxStreams || c.load.streams >= a.options.MaxStreamsPerPeer {
+		return false
+	}
+	c.firstCall.Stop()
+	a.streams++
+	c.load.streams++
+	a.options.Hooks.OnWatchers(a.streams)
+	return true
+}
+
+func (a *admission) leave(c *conn) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.streams--
+	c.load.streams--
+	a.options.Hooks.OnWatchers(a.streams)
 }
 
 func (a *admission) peerMemory() int64 { return max(a.options.BatchMemory/peerShare, 1) }

@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/private"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nodelocal"
 	"github.com/nftproxy/nftproxy/nodelocal/server"
@@ -88,7 +89,7 @@ type testServer struct {
 // newTestServer returns a testServer of tr.
 func newTestServer(t testing.TB, tr *tracker.Tracker, options server.Options) *testServer {
 	t.Helper()
-	b := &testServer{t: t, address: "unix://" + filepath.Join(t.TempDir(), "s"), tracker: tr, options: options}
+	b := &testServer{t: t, address: "unix://" + filepath.Join(private.Dir(t), "s"), tracker: tr, options: options}
 	if b.options.Hooks.OnBatch == nil {
 		b.options.Hooks.OnBatch = func(full bool, _ int, _ time.Duration) {
 			b.mu.Lock()

@@ -20,6 +20,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/private"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nodelocal"
 	"github.com/nftproxy/nftproxy/nodelocal/server"
@@ -236,7 +237,7 @@ func testRunLeavesAServerThatIsNotReady(t *testing.T) {
 	for _, tr := range []*tracker.Tracker{waiting, ready} {
 		targets = append(targets, strings.TrimPrefix(newTestServer(t, tr, server.Options{}).address, "unix://"))
 	}
-	path := filepath.Join(t.TempDir(), "s")
+	path := filepath.Join(private.Dir(t), "s")
 	front, err := net.Listen("unix", path)
 	if err != nil {
 		t.Fatal(err)
@@ -443,8 +444,9 @@ func testRunRefusesAServerOfAnotherProxy(t *testing.T) {
 func testRunOfANamedProxyWithoutServices(t *testing.T) {
 	t.Parallel()
 	b, backend := newTestServer(t, named("blue", 1), server.Options{}), &backend{}
-	options := nodelocal.Options{Node: "node-1", ServiceProxyName: "blue"}
-	options.Empty.Before = func(string) bool { return true }
+	options := nodelocal.Options{Node: "node-1", ServiceProxyName: "blue", Guard: &model.ListGuard{
+		Patience: time.Second, Before: func(string, bool) bool { return true },
+	}}
 	followWith(t, b.address, backend, options)
 	backend.awaitServices(t, "web-1")
 	b.replace(named("blue"))

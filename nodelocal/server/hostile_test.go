@@ -24,6 +24,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/internal/testkit/netns"
+	"github.com/nftproxy/nftproxy/internal/testkit/private"
 	"github.com/nftproxy/nftproxy/nodelocal/server"
 	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
 	"github.com/nftproxy/nftproxy/tracker"
@@ -286,15 +288,8 @@ func TestHealthService(t *testing.T) {
 }
 
 func TestListen(t *testing.T) {
-	private := func(t *testing.T) string {
-		dir := t.TempDir()
-		if err := os.Chmod(dir, 0o700); err != nil {
-			t.Fatal(err)
-		}
-		return dir
-	}
 	t.Run("a socket is private", func(t *testing.T) {
-		path := filepath.Join(private(t), "made", "s")
+		path := filepath.Join(private.Dir(t), "made", "s")
 		l, err := server.Listen(t.Context(), "unix://"+path, false)
 		if err != nil {
 			t.Fatal(err)
@@ -309,7 +304,7 @@ func TestListen(t *testing.T) {
 		}
 	})
 	t.Run("a socket that a killed process left is replaced", func(t *testing.T) {
-		path := filepath.Join(private(t), "s")
+		path := filepath.Join(private.Dir(t), "s")
 		stale, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
 		if err != nil {
 			t.Fatal(err)
@@ -322,8 +317,19 @@ func TestListen(t *testing.T) {
 		}
 		l.Close()
 	})
+	t.Run("a link that nobody else can replace leads to the directory", func(t *testing.T) {
+		dir := private.Dir(t)
+		if err := errors.Join(os.Mkdir(filepath.Join(dir, "closed"), 0o700), os.Symlink("../"+filepath.Base(dir)+"/closed", filepath.Join(dir, "link"))); err != nil {
+			t.Fatal(err)
+		}
+		l, err := server.Listen(t.Context(), "unix://"+filepath.Join(dir, "link", "s"), false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.Close()
+	})
 	t.Run("a second server refuses, and the first one stays", func(t *testing.T) {
-		path := filepath.Join(private(t), "s")
+		path := filepath.Join(private.Dir(t), "s")
 		first, err := server.Listen(t.Context(), "unix://"+path, false)
 		if err != nil {
 			t.Fatal(err)
@@ -340,7 +346,7 @@ func TestListen(t *testing.T) {
 	})
 	t.Run("of servers that begin at once, one listens", func(t *testing.T) {
 		for range 50 {
-			path := filepath.Join(private(t), "s")
+			path := filepath.Join(private.Dir(t), "s")
 			listeners := make(chan net.Listener, 4)
 			var all sync.WaitGroup
 			for range cap(listeners) {
@@ -361,7 +367,7 @@ func TestListen(t *testing.T) {
 		}
 	})
 	t.Run("a server whose socket is gone keeps its path", func(t *testing.T) {
-		path := filepath.Join(private(t), "s")
+		path := filepath.Join(private.Dir(t), "s")
 		first, err := server.Listen(t.Context(), "unix://"+path, false)
 		if err != nil {
 			t.Fatal(err)
@@ -380,7 +386,7 @@ func TestListen(t *testing.T) {
 		second.Close()
 	})
 	t.Run("a path is free once its server has ended, whatever else has the files", func(t *testing.T) {
-		path := filepath.Join(private(t), "s")
+		path := filepath.Join(private.Dir(t), "s")
 		first, err := server.Listen(t.Context(), "unix://"+path, false)
 		if err != nil {
 			t.Fatal(err)
@@ -394,7 +400,7 @@ func TestListen(t *testing.T) {
 		second.Close()
 	})
 	t.Run("one whose socket another server has replaced leaves it there", func(t *testing.T) {
-		path := filepath.Join(private(t), "s")
+		path := filepath.Join(private.Dir(t), "s")
 		first, err := server.Listen(t.Context(), "unix://"+path, false)
 		if err != nil {
 			t.Fatal(err)
@@ -422,16 +428,45 @@ func TestListen(t *testing.T) {
 			_ = os.WriteFile(filepath.Join(dir, "s"), nil, 0o600)
 			return "unix://" + filepath.Join(dir, "s")
 		}},
-		{"a directory that others may write to is refused", "writable for others", func(dir string) string {
-			_ = os.Chmod(dir, 0o777)
-			return "unix://" + filepath.Join(dir, "s")
+		{"a directory that others may write to is refused", "/open is writable for others", func(dir string) string {
+			return "unix://" + filepath.Join(opened(dir, 0o777), "s")
+		}},
+		{"a directory that a group may write to is refused", "/open is writable for others", func(dir string) string {
+			return "unix://" + filepath.Join(opened(dir, 0o770), "s")
+		}},
+		{"a sticky directory is refused", "/open is writable for others", func(dir string) string {
+			return "unix://" + filepath.Join(opened(dir, 0o777|os.ModeSticky), "s")
+		}},
+		{"a directory below one that others may write to is refused", "/open is writable for others", func(dir string) string {
+			return "unix://" + filepath.Join(opened(dir, 0o777|os.ModeSticky), "made", "by", "the-server", "s")
+		}},
+		{"a link that others may replace is refused", "/open is writable for others", func(dir string) string {
+			open := opened(dir, 0o777)
+			_ = os.Mkdir(filepath.Join(dir, "closed"), 0o700)
+			_ = os.Symlink("../closed", filepath.Join(open, "link"))
+			_ = os.Symlink("open/link", filepath.Join(dir, "link"))
+			return "unix://" + filepath.Join(dir, "link", "s")
+		}},
+		{"a directory below one of another user is refused", "/open belongs to user 1234", func(dir string) string {
+			open := opened(dir, 0o755)
+			_ = os.Mkdir(filepath.Join(open, "closed"), 0o700)
+			_ = os.Chown(open, 1234, 0)
+			return "unix://" + filepath.Join(open, "closed", "s")
+		}},
+		{"links in a circle are refused", "too many levels of symbolic links", func(dir string) string {
+			_ = os.Symlink("b", filepath.Join(dir, "a"))
+			_ = os.Symlink("a", filepath.Join(dir, "b"))
+			return "unix://" + filepath.Join(dir, "a", "s")
 		}},
 		{"a path that is too long is refused", "at most 100", func(dir string) string { return "unix://" + filepath.Join(dir, strings.Repeat("x", 120)) }},
 		{"a relative path is refused", "neither", func(string) string { return "unix://s" }},
 		{"TCP without TLS is refused", "TLS with client certificates", func(string) string { return "tcp://127.0.0.1:0" }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			l, err := server.Listen(t.Context(), tc.address(private(t)), false)
+			if strings.Contains(tc.want, "1234") {
+				netns.Need(t) // root, for chown
+			}
+			l, err := server.Listen(t.Context(), tc.address(private.Dir(t)), false)
 			if err == nil {
 				l.Close()
 			}
@@ -442,9 +477,17 @@ func TestListen(t *testing.T) {
 	}
 }
 
+// opened makes the directory open in dir.
+func opened(dir string, mode os.FileMode) string {
+	dir = filepath.Join(dir, "open")
+	_ = os.Mkdir(dir, 0o700)
+	_ = os.Chmod(dir, mode)
+	return dir
+}
+
 func testServerListensAgain(t *testing.T) {
 	t.Parallel()
-	dir := filepath.Join(t.TempDir(), "run")
+	dir := filepath.Join(private.Dir(t), "run")
 	address := "unix://" + filepath.Join(dir, "s")
 	tr := servingTracker(10)
 	fill(tr, 10, 2)

@@ -12,13 +12,17 @@ import (
 // Options configures a Server. The zero value has the defaults that the fields name. A number that
 // is not set (0) means its default.
 type Options struct {
-	// MaxStreams bounds the calls of Watch and Get at a time, by default 5,000.
+	// MaxStreams bounds the calls at a time, of all services, by default 5,000.
 	MaxStreams int
-	// MaxStreamsPerPeer bounds those of one peer, by default 1,100. A peer is a process on a unix socket, an address over
-	// TCP.
+	// MaxStreamsPerPeer bounds those of one peer, by default 1,100. A peer is a user of this machine on a unix socket, and
+	// over TCP the nodes that a certificate is for; with AnyNode the certificate and the address of the client.
 	MaxStreamsPerPeer int
-	// MaxConnections bounds the connections, by default 5,000. More wait to be accepted.
+	// MaxConnections bounds the connections, by default 5,000. More are closed once their peer is known.
 	MaxConnections int
+	// MaxConnectionsPerPeer bounds those of one peer, by default 1,100.
+	MaxConnectionsPerPeer int
+	// FirstCall bounds the time from when a connection is accepted to its first call, by default 10 s. Then it is closed.
+	FirstCall time.Duration
 	// MinInterval is the least time from one batch of a stream to the next, by default 50
 	// ms. Concurrent changes are merged.
 	MinInterval time.Duration
@@ -49,7 +53,7 @@ type Options struct {
 // Hooks report events that metrics count. Each may be nil. They must not block, and may be called
 // from several goroutines at a time.
 type Hooks struct {
-	// OnWatchers is called with the number of streams when it changes.
+	// OnWatchers is called with the number of calls when it changes.
 	OnWatchers func(n int)
 	// OnBatch is called for each batch that gRPC has written. full says that it was the full state. lag is the time since
 	// the server learnt of the first change in it, and 0 for the first batch of a stream.
@@ -62,23 +66,28 @@ type Hooks struct {
 // The reasons of Hooks.OnRefused.
 const (
 	RefusedNode       = "node"       // the name is invalid, or the server does not serve the node
-	RefusedPermission = "permission" // the client's certificate is for another node
+	RefusedPermission = "permission" // the client's certificate is for another node, or for none
 	RefusedKeys       = "keys"       // labels and annotations that cannot be asked for
 	RefusedStreams    = "streams"    // there are too many
 	RefusedBusy       = "busy"       // the memory for full states was taken for too long
 	RefusedStalled    = "stalled"    // the client did not read
 	RefusedTLS        = "tls"        // the TLS handshake of a connection failed
+
+	RefusedConnections = "connections" // there are too many
+	RefusedSilent      = "silent"      // a connection made no call in time
 )
 
 // Refused lists the reasons.
 var Refused = []string{
-	RefusedNode, RefusedPermission, RefusedKeys, RefusedStreams, RefusedBusy, RefusedStalled, RefusedTLS,
+	RefusedNode, RefusedPermission, RefusedKeys, RefusedStreams, RefusedBusy, RefusedStalled, RefusedTLS, RefusedConnections, RefusedSilent,
 }
 
 func (o *Options) setDefaults() {
 	o.MaxStreams = cmp.Or(o.MaxStreams, 5000)
 	o.MaxStreamsPerPeer = cmp.Or(o.MaxStreamsPerPeer, 1100)
 	o.MaxConnections = cmp.Or(o.MaxConnections, 5000)
+	o.MaxConnectionsPerPeer = cmp.Or(o.MaxConnectionsPerPeer, 1100)
+	o.FirstCall = cmp.Or(o.FirstCall, 10*time.Second)
 	o.MinInterval = cmp.Or(o.MinInterval, 50*time.Millisecond)
 	o.MaxAge = cmp.Or(o.MaxAge, 30*time.Minute)
 	o.SendTimeout = cmp.Or(o.SendTimeout, 30*time.Second)

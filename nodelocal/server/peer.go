@@ -3,10 +3,11 @@ package server
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"slices"
-	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
@@ -15,59 +16,132 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// namedPeers adds the name and the connection of the peer to its AuthInfo.
+// namedPeers adds the connection of the peer, and the names in its certificate, to its AuthInfo.
 type namedPeers struct {
 	credentials.TransportCredentials
-	// refused is called for each handshake that failed.
-	refused func(peer string, err error)
+	server *Server
 }
 
 // identity is a peer.
 type identity struct {
 	credentials.AuthInfo
-	// name is "process 4711" on a unix socket, else an IP address.
-	name string
-	conn net.Conn
+	conn *conn
+	// certified says that the peer has shown a certificate, which has these names.
+	certified bool
+	names     []string
 }
 
+// ServerHandshake implements credentials.TransportCredentials.
 func (n namedPeers) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	conn, info, err := n.TransportCredentials.ServerHandshake(raw)
-	if err != nil && !errors.Is(err, io.EOF) { // without a word it was a check whether the port is open
-		n.refused(nameOf(raw), err)
+	out, info, err := n.TransportCredentials.ServerHandshake(raw)
+	id := identity{AuthInfo: info, conn: raw.(*conn)} // from bounded
+	if err != nil {
+		// Without a word it was a check whether the port is open. A connection that this side closed is counted.
+		if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
+			n.server.refuse(id.conn, RefusedTLS, "the TLS handshake failed: "+err.Error())
+		}
+		return out, id, err
 	}
-	return conn, identity{info, nameOf(raw), raw}, err
+	if secure, is := info.(credentials.TLSInfo); is {
+		id.readNames(secure)
+		if !n.server.join(id.conn, n.server.peerOf(id)) {
+			return out, id, net.ErrClosed
+		}
+	}
+	return out, id, nil
 }
 
+// readNames reads the names that the certificate is for.
+func (id *identity) readNames(secure credentials.TLSInfo) {
+	if len(secure.State.PeerCertificates) == 0 {
+		return
+	}
+	id.certified = true
+	cert := secure.State.PeerCertificates[0]
+	id.names = slices.Concat([]string{cert.Subject.CommonName}, cert.DNSNames)
+	for _, uri := range cert.URIs {
+		id.names = append(id.names, uri.String())
+	}
+}
+
+// Clone implements credentials.TransportCredentials.
 func (n namedPeers) Clone() credentials.TransportCredentials {
-	return namedPeers{n.TransportCredentials.Clone(), n.refused}
+	return namedPeers{n.TransportCredentials.Clone(), n.server}
 }
 
 // identify returns the peer of a call.
 func identify(ctx context.Context) identity {
-	p, _ := peer.FromContext(ctx)
-	if p == nil {
-		return identity{}
-	}
-	id, _ := p.AuthInfo.(identity)
-	return id
+	p, _ := peer.FromContext(ctx) // gRPC has set it
+	return p.AuthInfo.(identity)
 }
 
-func nameOf(conn net.Conn) string {
-	if local, ok := conn.RemoteAddr().(process); ok {
+// peerOf names whose connections, calls and memory count together over TLS: those of the nodes that a certificate is
+// for. Where all nodes may share one certificate, or need none, the address tells them apart.
+func (s *Server) peerOf(id identity) string {
+	if nodes := id.nodes(); len(nodes) > 0 && !s.options.AnyNode {
+		return fmt.Sprintf("%.1000q", nodes)
+	}
+	return fmt.Sprintf("%s with a certificate for %.1000q", id.conn.name, id.names)
+}
+
+// nodeUser is the prefix of a node's name in a certificate (Kubernetes' Node authorizer).
+const nodeUser = "system:node:"
+
+// nodes returns those names of the certificate that are of nodes.
+func (id identity) nodes() []string {
+	return slices.DeleteFunc(slices.Clone(id.names), func(name string) bool { return !strings.HasPrefix(name, nodeUser) })
+}
+
+// authorize returns an error unless the peer may call. Without TLS it has come over a socket of this machine, whose mode
+// says who may.
+func (s *Server) authorize(id identity) error {
+	switch {
+	case s.options.TLS == nil || s.options.AnyNode || len(id.nodes()) > 0:
+		return nil
+	case !id.certified:
+		return status.Errorf(codes.PermissionDenied, "the client has no certificate, and must have one for its node, %q", nodeUser+"NAME")
+	}
+	return status.Errorf(codes.PermissionDenied, "the client's certificate is for %.1000q, and must be for its node, %q; "+
+		"--authorize-node-names=false lets every certificate watch every node", id.names, nodeUser+"NAME")
+}
+
+// authorizeNode returns an error unless the peer may watch the node.
+func (s *Server) authorizeNode(id identity, node string) error {
+	if s.options.TLS == nil || s.options.AnyNode || slices.Contains(id.names, nodeUser+node) {
+		return nil
+	}
+	return status.Errorf(codes.PermissionDenied, "the client's certificate is for %.1000q, and to watch node %q it must be for %q; "+
+		"--authorize-node-names=false lets every certificate watch every node", id.names, node, nodeUser+node)
+}
+
+// nameOf names the client of a connection in logs.
+func nameOf(raw net.Conn) string {
+	if local, ok := raw.RemoteAddr().(process); ok {
 		return local.String()
 	}
-	host, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
+	host, _, _ := net.SplitHostPort(raw.RemoteAddr().String())
 	return host
 }
 
-// process is the address of the other side of a unix socket: its process number.
-type process int32
+// userOf names whose connections count together without TLS: those of a user of this machine.
+func userOf(raw net.Conn) string {
+	if local, ok := raw.RemoteAddr().(process); ok {
+		return fmt.Sprintf("user %d", local.user)
+	}
+	return nameOf(raw)
+}
+
+// process is the address of the other side of a unix socket.
+type process struct {
+	number int32
+	user   uint32
+}
 
 // Network implements net.Addr.
 func (process) Network() string { return "unix" }
 
 // String implements net.Addr.
-func (p process) String() string { return "process " + strconv.Itoa(int(p)) }
+func (p process) String() string { return fmt.Sprintf("process %d", p.number) }
 
 // localConn names the other side of a unix socket by its process, also inside of another net.Conn.
 type localConn struct {
@@ -78,40 +152,14 @@ type localConn struct {
 // RemoteAddr implements net.Conn.
 func (c localConn) RemoteAddr() net.Addr { return c.peer }
 
-// processOf returns the process that connected, 0 if the kernel does not say.
-func processOf(conn *net.UnixConn) (pid process) {
+// processOf returns the process that connected; its number is 0 if the kernel does not say.
+func processOf(conn *net.UnixConn) (p process) {
 	if raw, err := conn.SyscallConn(); err == nil {
 		_ = raw.Control(func(fd uintptr) {
 			if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
-				pid = process(cred.Pid)
+				p = process{cred.Pid, cred.Uid}
 			}
 		})
 	}
-	return pid
-}
-
-// nodeUser is the prefix of a node's name in a certificate (Kubernetes' Node authorizer).
-const nodeUser = "system:node:"
-
-// authorize returns an error unless the peer may watch the node. Without TLS it has come over a
-// socket of this machine, whose mode says who may.
-func (s *Server) authorize(node string, peer identity) error {
-	if s.options.TLS == nil || s.options.AnyNode {
-		return nil
-	}
-	info, _ := peer.AuthInfo.(credentials.TLSInfo)
-	if len(info.State.PeerCertificates) == 0 {
-		return status.Errorf(codes.PermissionDenied,
-			"the client has no certificate, and to watch node %q it must have one for %q", node, nodeUser+node)
-	}
-	cert := info.State.PeerCertificates[0]
-	names := slices.Concat([]string{cert.Subject.CommonName}, cert.DNSNames)
-	for _, uri := range cert.URIs {
-		names = append(names, uri.String())
-	}
-	if slices.Contains(names, nodeUser+node) {
-		return nil
-	}
-	return status.Errorf(codes.PermissionDenied, "the client's certificate is for %.1000q, and to watch node %q it must be for %q; "+
-		"--authorize-node-names=false lets every certificate watch every node", names, node, nodeUser+node)
+	return p
 }

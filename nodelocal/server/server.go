@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
-	"golang.org/x/net/netutil"
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
@@ -33,8 +32,6 @@ const (
 	maxRequest = 16 << 10
 	// maxHeaders bounds the headers of a call, in bytes.
 	maxHeaders = 8 << 10
-	// handshakeTimeout bounds the time until a new connection can carry calls.
-	handshakeTimeout = 10 * time.Second
 	// streamsPerConnection bounds the calls on one connection; more wait in the client.
 	streamsPerConnection = 100
 	// idleTimeout ends a connection without calls.
@@ -49,30 +46,29 @@ const (
 type Server struct {
 	nodelocalv1.UnimplementedNodeLocalServer
 
-	tracker  *tracker.Tracker
-	options  Options
-	instance string
-	streams  *admission
-	encoded  encodings
+	tracker   *tracker.Tracker
+	options   Options
+	instance  string
+	admission *admission
+	encoded   encodings
 	// unknown holds the nodes without a Node object that were logged.
 	unknown protocol.Seen
 	// stopping is closed to end all calls.
 	stopping chan struct{}
-	// handshakes limits the log lines of failed handshakes: everybody who reaches the port can cause them.
-	handshakes rate.Sometimes
+	// refused limits the log lines of refused connections.
+	refused rate.Sometimes
 }
 
 // New returns a server of the tracker's state. Each is another instance: clients of an earlier one get the full state.
 func New(t *tracker.Tracker, options Options) *Server {
 	options.setDefaults()
 	return &Server{
-		tracker:  t,
-		options:  options,
-		instance: rand.Text(),
-		streams:  newAdmission(&options),
-		stopping: make(chan struct{}),
-
-		handshakes: rate.Sometimes{First: 10, Interval: 10 * time.Second},
+		tracker:   t,
+		options:   options,
+		instance:  rand.Text(),
+		admission: newAdmission(&options),
+		stopping:  make(chan struct{}),
+		refused:   rate.Sometimes{First: 10, Interval: 10 * time.Second},
 	}
 }
 
@@ -85,7 +81,7 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 		go unix.keep(ctx, s.options.Logger)
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(netutil.LimitListener(listener, s.options.MaxConnections)) }()
+	go func() { ended <- server.Serve(bounded{listener, s}) }()
 	select {
 	case err := <-ended:
 		return err
@@ -105,12 +101,12 @@ func (s *Server) newGRPC(ctx context.Context) *grpc.Server {
 		transport = credentials.NewTLS(s.options.TLS)
 	}
 	server := grpc.NewServer(
-		grpc.Creds(namedPeers{transport, s.refusedHandshake}),
+		grpc.Creds(namedPeers{transport, s}),
+		grpc.InTapHandle(s.admit),
 		grpc.ForceServerCodecV2(codec{}),
 		grpc.MaxRecvMsgSize(maxRequest),
 		grpc.MaxHeaderListSize(maxHeaders),
 		grpc.MaxConcurrentStreams(streamsPerConnection),
-		grpc.ConnectionTimeout(handshakeTimeout),
 		grpc.ReadBufferSize(buffers),
 		grpc.WriteBufferSize(buffers),
 		// Pings find a peer that is gone without a word. A peer that pings too often is disconnected.
@@ -143,15 +139,6 @@ func (s *Server) logWaiting(ctx context.Context) {
 				"waitingFor", s.tracker.WaitingFor(), "nextLogIn", wait)
 		}
 	}
-}
-
-// refusedHandshake may log a handshake, and counts it.
-func (s *Server) refusedHandshake(peer string, err error) {
-	s.handshakes.Do(func() {
-		s.options.Logger.Info("Refused a connection, the TLS handshake failed; of many only some are logged",
-			"peer", peer, "reason", err.Error())
-	})
-	s.options.Hooks.OnRefused(RefusedTLS)
 }
 
 // newHealth answers grpc.health.v1: not serving before the tracker has everything.

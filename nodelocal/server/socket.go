@@ -20,6 +20,8 @@ import (
 const (
 	// socketMode lets nobody but the owner connect.
 	socketMode = 0o600
+	// maxLinks bounds the symbolic links on the way to the directory of a socket.
+	maxLinks = 40
 	// maxSocketPath is the longest path of a socket, in bytes (sockaddr_un, with room for a suffix).
 	maxSocketPath = 100
 )
@@ -28,7 +30,7 @@ const (
 // Options.TLS is set. Errors name the address.
 //
 // A socket is private: its mode is 0600, and nobody but root and this process's user may be able to write to
-// its directory, which is made if it is missing. The listener locks the file PATH.lock until it is closed. A
+// its directory, which is made if it is missing, or to a directory above, sticky or not. The listener locks the file PATH.lock until it is closed. A
 // socket whose lock another server holds, or on which one answers, is an error that wraps ErrInUse; one that a
 // server left when it was killed is replaced.
 func Listen(ctx context.Context, address string, secure bool) (net.Listener, error) {
@@ -54,22 +56,71 @@ func listenUnix(ctx context.Context, path string) (net.Listener, error) {
 	return s, nil
 }
 
-// checkDirectory makes the directory if it is missing, and refuses one in which others could put a socket of theirs.
+// checkDirectory makes the directory if it is missing, and refuses one in which others could put a socket of theirs: if
+// not while the server runs, then before it starts. So it looks at each directory on the way, also by links, before it
+// makes or follows anything in there.
 func checkDirectory(dir string) error {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
+	path, rest := "/", dir
+	for links := 0; links <= maxLinks; {
+		info, err := os.Lstat(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			if err = os.Mkdir(path, 0o700); err == nil || errors.Is(err, fs.ErrExist) { // another server begins too
+				info, err = os.Lstat(path)
+			}
+		}
+		switch {
+		case err != nil:
+			return err
+		case info.Mode()&fs.ModeSymlink != 0:
+			target, err := os.Readlink(path)
+			if err != nil {
+				return err
+			}
+			links++
+			path, rest = filepath.Dir(path), target+"/"+rest
+			if filepath.IsAbs(target) {
+				path = "/"
+			}
+		default:
+			if err := checkPrivate(path, info); err != nil {
+				return err
+			}
+		}
+		next, after, _ := strings.Cut(strings.TrimLeft(rest, "/"), "/")
+		if next == "" {
+			return nil
+		}
+		path, rest = filepath.Join(path, next), after // path leads through no link, so ".." is its parent
 	}
-	info, err := os.Stat(dir)
-	if err != nil {
-		return err
+	return &fs.PathError{Op: "open", Path: dir, Err: unix.ELOOP}
+}
+
+// checkPrivate refuses a directory in which others than root and this process's user can replace files.
+func checkPrivate(path string, info fs.FileInfo) error {
+	owner := info.Sys().(*syscall.Stat_t).Uid
+	if owner != 0 && int(owner) != os.Geteuid() && !isUnmapped(owner) {
+		return fmt.Errorf("directory %s belongs to user %d, who could replace the socket", path, owner)
 	}
-	if stat, ok := info.Sys().(*syscall.Stat_t); ok && stat.Uid != 0 && int(stat.Uid) != os.Geteuid() {
-		return fmt.Errorf("directory %s belongs to user %d, who could replace the socket", dir, stat.Uid)
-	}
-	if info.Mode().Perm()&0o022 != 0 && info.Mode()&fs.ModeSticky == 0 {
-		return fmt.Errorf("directory %s is writable for others (%s), who could replace the socket", dir, info.Mode().Perm())
+	if info.Mode().Perm()&0o022 != 0 {
+		return fmt.Errorf("directory %s is writable for others (%s), who could replace the socket; choose a path such as /run/nftproxy/node-local.sock", path, info.Mode())
 	}
 	return nil
+}
+
+// isUnmapped reports whether the number stands for all users whom the user namespace of this process does not have, such
+// as the machine's root, who owns "/".
+func isUnmapped(user uint32) bool {
+	text, err := os.ReadFile("/proc/self/uid_map")
+	if err != nil {
+		return false
+	}
+	for line := range strings.Lines(string(text)) {
+		var inside, outside, count uint64
+		if _, err := fmt.Sscan(line, &inside, &outside, &count); err != nil || uint64(user)-inside < count {
+			return false
+		}
+	}
+	return true
 }
 
 // ErrInUse is returned, wrapped, by Listen if another server holds the lock of the socket, or answers on it.

@@ -22,7 +22,6 @@ import (
 
 var (
 	errStopping = status.Error(codes.Unavailable, "the server stops; try again")
-	errStreams  = status.Error(codes.ResourceExhausted, "too many calls, of all clients or of this one; try again later")
 	errBusy     = status.Error(codes.Unavailable, "the server is sending full states to others; try again")
 	errStalled  = status.Error(codes.ResourceExhausted, "the client did not read, or too slowly")
 )
@@ -62,21 +61,15 @@ func (s *Server) call(asked request, seen *nodelocalv1.Position, out grpc.Server
 		s.options.Hooks.OnRefused(reason)
 		return err
 	}
-	load := s.streams.enter(peer.name)
-	if load == nil {
-		s.options.Hooks.OnRefused(RefusedStreams)
-		return errStreams
-	}
 	ctx, cancel := context.WithCancelCause(out.Context())
 	defer cancel(nil)
 	st := &stream{
-		ctx: ctx, server: s, node: node, peer: peer.name, keys: keys, instance: s.instanceFor(keys), load: load, out: out,
+		ctx: ctx, server: s, node: node, conn: peer.conn, keys: keys, instance: s.instanceFor(keys), out: out,
 	}
 	st.watchdog = time.AfterFunc(s.options.SendTimeout, func() { cancel(errStalled) })
 	st.watchdog.Stop()
 	ended := make(chan error, 1)
 	go func() {
-		defer s.streams.leave(peer.name)
 		// A revision of another instance, or of a stream with other keys, says nothing about this stream.
 		var revision uint64
 		if seen.GetInstance() == st.instance {
@@ -98,11 +91,8 @@ func (s *Server) call(asked request, seen *nodelocalv1.Position, out grpc.Server
 	if errors.Is(context.Cause(ctx), errStalled) {
 		s.options.Hooks.OnRefused(RefusedStalled)
 		s.options.Logger.Info("Closing the connection of a client that reads too slowly or not at all",
-			"node", node, "peer", peer.name, "timeout", s.options.SendTimeout)
-		// Ending the stream alone would leave unread data in the connection's buffers.
-		if peer.conn != nil {
-			_ = peer.conn.Close()
-		}
+			"node", node, "peer", peer.conn.name, "timeout", s.options.SendTimeout)
+		_ = peer.conn.Close() // ending the stream alone would leave unread data in the connection's buffers
 		return errStalled
 	}
 	return err
@@ -118,7 +108,7 @@ func (s *Server) check(asked request, peer identity) (keys model.ServiceKeys, re
 		return keys, RefusedNode, status.Errorf(codes.NotFound,
 			"node %q is not served here, but only the node that this server runs on", node)
 	}
-	if err := s.authorize(node, peer); err != nil {
+	if err := s.authorizeNode(peer, node); err != nil {
 		return keys, RefusedPermission, err
 	}
 	keys, err = protocol.DecodeKeys(asked.GetServiceKeys())
@@ -139,8 +129,7 @@ type stream struct {
 	ctx    context.Context
 	server *Server
 	node   string
-	peer   string
-	load   *peerLoad
+	conn   *conn
 	keys   model.ServiceKeys
 	// instance is the server's, extended for streams with keys.
 	instance string
@@ -185,7 +174,7 @@ func (st *stream) follow() error {
 // next sends the changes since the last batch, if there are any worth a batch. woken is the time at which the server
 // learnt of them; zero skips the lag metric.
 func (st *stream) next(woken time.Time) error {
-	free, err := st.server.streams.reserve(st.ctx, st.load, st.view.Behind())
+	free, err := st.server.admission.reserve(st.ctx, st.conn.load, st.view.Behind())
 	if err != nil {
 		if errors.Is(err, errBusy) {
 			st.server.options.Hooks.OnRefused(RefusedBusy)
@@ -240,7 +229,7 @@ func (st *stream) warning() string {
 	}
 	if st.server.unknown.First(st.node) {
 		st.server.options.Logger.Info("A client watches a node without a Node object; perhaps its name is wrong",
-			"node", st.node, "peer", st.peer)
+			"node", st.node, "peer", st.conn.name)
 	}
 	return fmt.Sprintf("the server knows no Node object %q: perhaps the name is wrong", st.node)
 }

@@ -708,8 +708,8 @@ type Node struct {
 	Ips []string `protobuf:"bytes,2,rep,name=ips,proto3" json:"ips,omitempty"`
 	// The networks of this node's pods, in CIDR notation (Node spec.podCIDRs), sorted.
 	PodCidrs []string `protobuf:"bytes,3,rep,name=pod_cidrs,json=podCidrs,proto3" json:"pod_cidrs,omitempty"`
-	// The node is being deleted: the Node object has a deletion timestamp, or the cluster autoscaler's taint
-	// ToBeDeletedByClusterAutoscaler. Load balancers should send it no new connections (KEP-3836).
+	// The node is being deleted, or was: the Node object has a deletion timestamp, or the cluster autoscaler's
+	// taint ToBeDeletedByClusterAutoscaler, or is gone. Load balancers should send it no new connections (KEP-3836).
 	GoingAway     bool `protobuf:"varint,4,opt,name=going_away,json=goingAway,proto3" json:"going_away,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -959,7 +959,11 @@ type ServicePort struct {
 	// external_ips and load_balancer_ips are to keep the client's address on its way to endpoints of other nodes (annotation
 	// nftproxy.io/direct-return of the Service, where the server has it switched on). The list cluster then is the same for
 	// all nodes: topology is not applied. A client that does not know the field may serve these addresses as any others.
-	DirectReturn  bool `protobuf:"varint,22,opt,name=direct_return,json=directReturn,proto3" json:"direct_return,omitempty"`
+	DirectReturn bool `protobuf:"varint,22,opt,name=direct_return,json=directReturn,proto3" json:"direct_return,omitempty"`
+	// When the Service was created (metadata.creationTimestamp), and metadata.uid. Of ports with direct_return the oldest ones
+	// have it, the same on all nodes. Both are unset without direct_return.
+	Created       *timestamppb.Timestamp `protobuf:"bytes,23,opt,name=created,proto3" json:"created,omitempty"`
+	Uid           string                 `protobuf:"bytes,24,opt,name=uid,proto3" json:"uid,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1148,6 +1152,20 @@ func (x *ServicePort) GetDirectReturn() bool {
 	return false
 }
 
+func (x *ServicePort) GetCreated() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Created
+	}
+	return nil
+}
+
+func (x *ServicePort) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
 // Endpoint is where a connection can be sent.
 type Endpoint struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1328,8 +1346,7 @@ const file_nodelocal_v1_nodelocal_proto_rawDesc = "" +
 	"\aservice\x18\x02 \x01(\tR\aservice\x12\x12\n" +
 	"\x04port\x18\x03 \x01(\tR\x04port\x12;\n" +
 	"\bprotocol\x18\x04 \x01(\x0e2\x1f.nftproxy.nodelocal.v1.ProtocolR\bprotocol\x125\n" +
-	"\x06family\x18\x05 \x01(\x0e2\x1d.nftproxy.nodelocal.v1.FamilyR\x06family\"\xca\n" +
-	"\n" +
+	"\x06family\x18\x05 \x01(\x0e2\x1d.nftproxy.nodelocal.v1.FamilyR\x06family\"\x92\v\n" +
 	"\vServicePort\x12-\n" +
 	"\x02id\x18\x01 \x01(\v2\x1d.nftproxy.nodelocal.v1.PortIDR\x02id\x12\x1d\n" +
 	"\n" +
@@ -1355,7 +1372,9 @@ const file_nodelocal_v1_nodelocal_proto_rawDesc = "" +
 	"\fservice_type\x18\x13 \x01(\x0e2\".nftproxy.nodelocal.v1.ServiceTypeR\vserviceType\x12\\\n" +
 	"\x0eservice_labels\x18\x14 \x03(\v25.nftproxy.nodelocal.v1.ServicePort.ServiceLabelsEntryR\rserviceLabels\x12k\n" +
 	"\x13service_annotations\x18\x15 \x03(\v2:.nftproxy.nodelocal.v1.ServicePort.ServiceAnnotationsEntryR\x12serviceAnnotations\x12#\n" +
-	"\rdirect_return\x18\x16 \x01(\bR\fdirectReturn\x1a@\n" +
+	"\rdirect_return\x18\x16 \x01(\bR\fdirectReturn\x124\n" +
+	"\acreated\x18\x17 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x12\x10\n" +
+	"\x03uid\x18\x18 \x01(\tR\x03uid\x1a@\n" +
 	"\x12ServiceLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1aE\n" +
@@ -1455,16 +1474,17 @@ var file_nodelocal_v1_nodelocal_proto_depIdxs = []int32{
 	3,  // 19: nftproxy.nodelocal.v1.ServicePort.service_type:type_name -> nftproxy.nodelocal.v1.ServiceType
 	17, // 20: nftproxy.nodelocal.v1.ServicePort.service_labels:type_name -> nftproxy.nodelocal.v1.ServicePort.ServiceLabelsEntry
 	18, // 21: nftproxy.nodelocal.v1.ServicePort.service_annotations:type_name -> nftproxy.nodelocal.v1.ServicePort.ServiceAnnotationsEntry
-	4,  // 22: nftproxy.nodelocal.v1.Endpoint.placement:type_name -> nftproxy.nodelocal.v1.Placement
-	5,  // 23: nftproxy.nodelocal.v1.NodeLocal.Watch:input_type -> nftproxy.nodelocal.v1.WatchRequest
-	6,  // 24: nftproxy.nodelocal.v1.NodeLocal.Get:input_type -> nftproxy.nodelocal.v1.GetRequest
-	9,  // 25: nftproxy.nodelocal.v1.NodeLocal.Watch:output_type -> nftproxy.nodelocal.v1.Update
-	9,  // 26: nftproxy.nodelocal.v1.NodeLocal.Get:output_type -> nftproxy.nodelocal.v1.Update
-	25, // [25:27] is the sub-list for method output_type
-	23, // [23:25] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	19, // 22: nftproxy.nodelocal.v1.ServicePort.created:type_name -> google.protobuf.Timestamp
+	4,  // 23: nftproxy.nodelocal.v1.Endpoint.placement:type_name -> nftproxy.nodelocal.v1.Placement
+	5,  // 24: nftproxy.nodelocal.v1.NodeLocal.Watch:input_type -> nftproxy.nodelocal.v1.WatchRequest
+	6,  // 25: nftproxy.nodelocal.v1.NodeLocal.Get:input_type -> nftproxy.nodelocal.v1.GetRequest
+	9,  // 26: nftproxy.nodelocal.v1.NodeLocal.Watch:output_type -> nftproxy.nodelocal.v1.Update
+	9,  // 27: nftproxy.nodelocal.v1.NodeLocal.Get:output_type -> nftproxy.nodelocal.v1.Update
+	26, // [26:28] is the sub-list for method output_type
+	24, // [24:26] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_nodelocal_v1_nodelocal_proto_init() }

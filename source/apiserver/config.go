@@ -38,9 +38,9 @@ type Config struct {
 	// ServiceProxyName is the value of the label service.kubernetes.io/service-proxy-name that
 	// makes a Service this proxy's own. Default: the Services without that label.
 	ServiceProxyName string
-	// Empty decides about a list without any Service that needs a proxy, and about one without any EndpointSlice. It
-	// is off for Services with a ServiceProxyName.
-	Empty model.EmptyGuard
+	// Guard decides about lists that lack most of what serves; nil is a guard of its own. With a ServiceProxyName a
+	// list may be empty.
+	Guard *model.ListGuard
 	// OnFailing, if set, is told when a resource, named as in URLs ("services"), cannot be listed or
 	// watched, and when it can again. A resource that the server does not have does not fail.
 	// It may be called from several goroutines, and must not block.

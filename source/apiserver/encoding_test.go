@@ -16,6 +16,8 @@ func TestSource(t *testing.T) {
 	t.Run("passes on changes", testChangesArrive)
 	t.Run("a bookmark saves the next list", testBookmarkSavesTheNextList)
 	t.Run("an empty list is not believed", testEmptyListIsNotBelieved)
+	t.Run("most of a list is held for a while", testMostOfAListIsHeldForAWhile)
+	t.Run("another storage is not believed", testAnotherStorageIsNotBelieved)
 	t.Run("an empty list at the start is not believed", testEmptyListAtTheStartIsNotBelieved)
 	t.Run("a proxy with a name may have no Services", testProxyWithANameMayHaveNoServices)
 	t.Run("deletions that are watched are believed", testDeletionsThatAreWatchedAreBelieved)

@@ -40,27 +40,23 @@ type feed struct {
 
 // feeds returns the four resources that a proxy reads, those that Synced waits for first.
 func (s *Source) feeds(ctx context.Context, sink tracker.Sink) []*feed {
-	waits, guard := &waits{sink: sink, reasons: map[string]string{}}, s.config.Empty
-	forSlices := guard
-	if guard.Off = guard.Off || s.config.ServiceProxyName != ""; guard.Off {
-		forSlices.Off, forSlices.Before = false, nil
-	}
-	services := newFeed(s.outage("services", waits), &corev1.Service{}, s.collections.Services,
-		ownServices(s.config.ServiceProxyName), sink.SetService, sink.DeleteService,
-		waits.guard(guard, "services", klog.FromContext(ctx)), tracker.NeedsProxy)
-	services.queue.(*directQueue[*corev1.Service]).details = s.config.Details
-	endpointSlices := newFeed(s.outage("endpointslices", waits), &discoveryv1.EndpointSlice{}, s.collections.EndpointSlices,
-		routableSlices, sink.SetEndpointSlice, sink.DeleteEndpointSlice,
-		waits.guard(forSlices, "endpointslices", klog.FromContext(ctx)), nil)
-	nodes := newFeed(s.outage("nodes", nil), &corev1.Node{}, s.collections.Nodes,
-		s.config.narrowNodes, sink.SetNode, byName(sink.DeleteNode), nil, nil)
+	waits, logger := &waits{sink: sink, reasons: map[string]string{}}, klog.FromContext(ctx)
+	services := newFeed(s, s.outage("services", waits), logger, &corev1.Service{}, s.collections.Services,
+		ownServices(s.config.ServiceProxyName), sink.SetService, sink.DeleteService, tracker.ServiceServes)
+	endpointSlices := newFeed(s, s.outage("endpointslices", waits), logger, &discoveryv1.EndpointSlice{}, s.collections.EndpointSlices,
+		routableSlices, sink.SetEndpointSlice, sink.DeleteEndpointSlice, tracker.SliceServes)
+	nodes := newFeed(s, s.outage("nodes", nil), logger, &corev1.Node{}, s.collections.Nodes,
+		s.config.narrowNodes, sink.SetNode, byName(sink.DeleteNode), tracker.NodeServes)
 	nodes.patience = s.timing.node
-	cidrs := newFeed(s.outage("servicecidrs", nil), &networkingv1.ServiceCIDR{}, s.collections.ServiceCIDRs,
-		func(*metav1.ListOptions) {}, sink.SetServiceCIDR, byName(sink.DeleteServiceCIDR), nil, nil)
+	cidrs := newFeed(s, s.outage("servicecidrs", nil), logger, &networkingv1.ServiceCIDR{}, s.collections.ServiceCIDRs,
+		func(*metav1.ListOptions) {}, sink.SetServiceCIDR, byName(sink.DeleteServiceCIDR), servesNothing)
 	cidrs.outage.pause = s.timing.refusal
 	cidrs.patience, cidrs.giveUp = s.timing.cidrs, cidrs.outage.noticed
 	return []*feed{services, endpointSlices, nodes, cidrs}
 }
+
+// servesNothing makes each list of ServiceCIDRs count: without them packets to unassigned addresses are not dropped.
+func servesNothing(*networkingv1.ServiceCIDR) string { return "" }
 
 // outage returns the outage of a resource. Synced waits for it unless waits is nil.
 func (s *Source) outage(resource string, waits *waits) *outage {
@@ -84,18 +80,6 @@ type waits struct {
 	reasons map[string]string
 }
 
-// guard returns the decision of a guard about a resource, which is waited for as long as its first list is held.
-func (w *waits) guard(g model.EmptyGuard, resource string, logger klog.Logger) *model.EmptyState {
-	told := g.OnHeld
-	g.OnHeld = func(resource, reason string) {
-		w.set(resource, reason)
-		if told != nil {
-			told(resource, reason)
-		}
-	}
-	return g.State(resource, logger)
-}
-
 // set records why a resource is not listed; an empty reason says that it is.
 func (w *waits) set(resource, reason string) {
 	w.mu.Lock()
@@ -117,11 +101,16 @@ func (w *waits) set(resource, reason string) {
 }
 
 func newFeed[T object](
-	outage *outage, example T, objects Collection, narrow narrowing, set func(T), remove func(namespace, name string),
-	empty *model.EmptyState, counts func(T) bool,
+	s *Source, outage *outage, logger klog.Logger, example T, objects Collection, narrow narrowing,
+	set func(T), remove func(namespace, name string), serves func(T) string,
 ) *feed {
-	queue := newDirectQueue(outage.resource, set, remove)
-	queue.empty, queue.counts = empty, counts
+	queue := newDirectQueue(s.config.Guard, model.LossesOptions[cache.ObjectName]{
+		Resource: outage.resource, Logger: logger, Awaited: outage.waiting != nil, MayBeEmpty: s.config.ServiceProxyName != "",
+	}, set, remove, serves)
+	queue.details = s.config.Details
+	if outage.waiting != nil {
+		queue.waiting = outage.waiting
+	}
 	return &feed{example: example, source: listWatch(objects, narrow, outage), queue: queue, outage: outage}
 }
 

@@ -1,12 +1,15 @@
 package apiserver
 
 import (
+	"maps"
 	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/tracker"
 )
 
 // directQueue stands where a controller of client-go has its queue and its store. It queues nothing and
@@ -18,27 +21,29 @@ import (
 // parts of a list could take endpoints back in time. The first list goes to the sink object by object while it is
 // streamed, because a sink publishes nothing before its end.
 //
-// The reflector calls from one goroutine. Only Close, Pop and the methods that ask whether
-// everything is listed are called from others.
+// What a list lacks may be held (model.ListGuard).
 type directQueue[T metav1.Object] struct {
 	resource string
 	set      func(T)
 	remove   func(namespace, name string)
+	// serves says what an object serves (model.Losses).
+	serves func(T) string
+	// waiting, if set, is told why no list is believed yet, and "" when one is.
+	waiting func(reason string)
 	// details is Config.Details.
 	details bool
 
-	// empty decides whether an empty list is believed; nil believes every list. counts tells the objects without which
-	// a list counts as empty; nil is all.
-	empty  *model.EmptyState
-	counts func(T) bool
+	// mu guards what follows, and is held while the sink is told: losses may drop objects at any time.
+	mu sync.Mutex
+	// losses decides which objects go that a list lacks.
+	losses *model.Losses[cache.ObjectName]
+	// known holds the objects that the sink has, and what they serve.
+	known map[cache.ObjectName]string
+	// uid is that of default/kubernetes; empty before it was seen.
+	uid types.UID
 
-	// known holds the objects that the sink has, and whether they count.
-	known map[cache.ObjectName]bool
-	// absent holds the known objects that a list lacks that is held.
-	absent map[cache.ObjectName]struct{}
-
-	listed, closed         chan struct{}
-	listedOnce, closedOnce sync.Once
+	listed, closed chan struct{}
+	closedOnce     sync.Once
 }
 
 var (
@@ -46,23 +51,32 @@ var (
 	_ cache.TransformingStore = (*directQueue[metav1.Object])(nil)
 )
 
-func newDirectQueue[T metav1.Object](resource string, set func(T), remove func(namespace, name string)) *directQueue[T] {
-	return &directQueue[T]{
-		resource: resource,
+// newDirectQueue returns a queue. Of options it sets Lock, Drop and Believed.
+func newDirectQueue[T metav1.Object](
+	guard *model.ListGuard, options model.LossesOptions[cache.ObjectName], set func(T), remove func(namespace, name string), serves func(T) string,
+) *directQueue[T] {
+	q := &directQueue[T]{
+		resource: options.Resource,
 		set:      set,
 		remove:   remove,
-		known:    map[cache.ObjectName]bool{},
+		serves:   serves,
+		waiting:  func(string) {},
+		known:    map[cache.ObjectName]string{},
 		listed:   make(chan struct{}),
 		closed:   make(chan struct{}),
 	}
+	options.Lock, options.Drop, options.Believed = &q.mu, q.drop, q.believed
+	q.losses = model.NewLosses(guard, options)
+	return q
 }
 
-// Add implements cache.Queue. The first object that counts ends that a list is held.
+// Add implements cache.Queue.
 func (q *directQueue[T]) Add(obj any) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	name, err := q.publish(obj)
-	if err == nil && q.absent != nil && q.known[name] {
-		q.empty.Hold(true, true)
-		q.believe()
+	if err == nil {
+		q.losses.Set(name, q.known[name])
 	}
 	return err
 }
@@ -74,7 +88,10 @@ func (q *directQueue[T]) Update(obj any) error { return q.Add(obj) }
 func (q *directQueue[T]) Delete(obj any) error {
 	name, err := cache.DeletionHandlingObjectToName(obj)
 	if err == nil {
+		q.mu.Lock()
+		defer q.mu.Unlock()
 		q.drop(name)
+		q.losses.Delete(name)
 	}
 	return err
 }
@@ -82,40 +99,36 @@ func (q *directQueue[T]) Delete(obj any) error {
 // Replace implements cache.Queue. The list holds objects, or the keys of those that the function of Transformer
 // has published.
 func (q *directQueue[T]) Replace(list []any, _ string) error {
-	q.absent = make(map[cache.ObjectName]struct{}, len(q.known))
-	had, has := false, false
-	for name, counts := range q.known {
-		q.absent[name] = struct{}{}
-		had = had || counts
-	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	had, has, uid := maps.Clone(q.known), make(map[cache.ObjectName]string, len(list)), q.uid
 	for i, obj := range list {
 		name, err := q.publish(obj)
 		if err != nil {
 			return err
 		}
-		delete(q.absent, name)
-		has = has || q.known[name]
+		has[name] = q.known[name]
 		list[i] = nil // the list is ours; let go of the object before the next is copied
 	}
-	if q.empty == nil || !q.empty.Hold(had, has) {
-		q.believe()
+	q.losses.List(had, has, uid != "" && q.uid != uid)
+	if !q.losses.Believed() {
+		q.waiting(q.losses.Reason())
 	}
 	return nil
 }
 
-// believe drops what the last list lacks. From then on everything is listed.
-func (q *directQueue[T]) believe() {
-	for name := range q.absent {
-		q.drop(name)
-	}
-	q.absent = nil
-	q.listedOnce.Do(func() { close(q.listed) })
+// believed says that everything is listed.
+func (q *directQueue[T]) believed() {
+	q.waiting("")
+	close(q.listed)
 }
 
 // Transformer implements cache.TransformingStore. While a list is streamed, the reflector collects what this
 // function returns: of the first list keys, because the function has published the objects; later trimmed objects.
 func (q *directQueue[T]) Transformer() cache.TransformFunc {
 	return func(obj any) (any, error) {
+		q.mu.Lock()
+		defer q.mu.Unlock()
 		typed, ok := obj.(T)
 		if !ok || !cache.IsDone(q) {
 			name, err := q.publish(obj)
@@ -126,7 +139,7 @@ func (q *directQueue[T]) Transformer() cache.TransformFunc {
 	}
 }
 
-// publish passes an object to the sink and returns its name. It only parses a key.
+// publish passes an object to the sink and returns its name. It only parses a key. It needs mu.
 func (q *directQueue[T]) publish(obj any) (cache.ObjectName, error) {
 	if key, ok := obj.(cache.ExplicitKey); ok {
 		return cache.ParseObjectName(string(key))
@@ -135,12 +148,15 @@ func (q *directQueue[T]) publish(obj any) (cache.ObjectName, error) {
 	if typed, ok := obj.(T); ok && err == nil {
 		trim(typed, q.details)
 		q.set(typed)
-		q.known[name] = q.counts == nil || q.counts(typed)
-		delete(q.absent, name)
+		q.known[name] = q.serves(typed)
+		if tracker.IsKubernetes(typed) {
+			q.uid = typed.GetUID()
+		}
 	}
 	return name, err
 }
 
+// drop needs mu.
 func (q *directQueue[T]) drop(name cache.ObjectName) {
 	if _, found := q.known[name]; found {
 		delete(q.known, name)

@@ -15,6 +15,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/nftproxy/nftproxy/internal/testkit/await"
+	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/tracker"
 )
 
 // calls is a sink that writes down what it is told.
@@ -47,7 +49,7 @@ func TestDirectQueue(t *testing.T) {
 
 func testDirectQueuePassesOn(t *testing.T) {
 	sink := &calls{}
-	q := newDirectQueue("services", sink.set, sink.remove)
+	q := newDirectQueue(nil, model.LossesOptions[cache.ObjectName]{Resource: "services"}, sink.set, sink.remove, tracker.ServiceServes)
 	check := func(step string, err error, want ...string) {
 		t.Helper()
 		if err != nil {
@@ -85,7 +87,7 @@ func testDirectQueuePassesOn(t *testing.T) {
 
 func testDirectQueueStreamsTheFirstList(t *testing.T) {
 	sink := &calls{}
-	q := newDirectQueue("services", sink.set, sink.remove)
+	q := newDirectQueue(nil, model.LossesOptions[cache.ObjectName]{Resource: "services"}, sink.set, sink.remove, tracker.ServiceServes)
 	var list []any
 	for _, name := range []string{"a", "b"} {
 		key, err := q.Transformer()(service(name))
@@ -110,7 +112,7 @@ func testDirectQueueStreamsTheFirstList(t *testing.T) {
 // afterwards, goes.
 func testBrokenStream(t *testing.T) {
 	sink := &calls{}
-	q := newDirectQueue("services", sink.set, sink.remove)
+	q := newDirectQueue(nil, model.LossesOptions[cache.ObjectName]{Resource: "services"}, sink.set, sink.remove, tracker.ServiceServes)
 	var starts int
 	source := &cache.ListWatch{
 		ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {

@@ -58,7 +58,7 @@ func New(config Config) (*Source, error) {
 
 // Run watches until ctx ends, and then returns nil once nothing of it runs any more.
 //
-// Sink.Synced is called after Services and EndpointSlices have been listed, believed (Config.Empty)
+// Sink.Synced is called after Services and EndpointSlices have been listed, believed (Config.Guard)
 // and published, however long that takes. The list of this node's Node may take 10 s more, that of ServiceCIDRs half a second
 // and nothing once it has failed.
 func (s *Source) Run(ctx context.Context, sink tracker.Sink) error {

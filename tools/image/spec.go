@@ -74,18 +74,19 @@ func (s spec) image(arch string) (v1.Image, error) {
 	return mutate.ConfigFile(image, file)
 }
 
-// descriptions are those of the images, by their entry points.
-var descriptions = map[string]string{
-	"kube-proxy": "kube-proxy, purely with nftables",
-	"proxytest":  "a test of any service proxy, with real packets",
+// titles are the names of the images and what they are, by their entry points.
+var titles = map[string]struct{ title, description string }{
+	"kube-proxy": {"nftproxy", "kube-proxy, purely with nftables"},
+	"proxytest":  {"proxytest", "a test of any service proxy, with real packets"},
 }
 
 // labels are annotations of the OCI image specification. None of them changes from one build
 // of a version to the next.
 func (s spec) labels() map[string]string {
+	of := titles[s.programs[0]]
 	return map[string]string{
-		"org.opencontainers.image.title":       "nftproxy",
-		"org.opencontainers.image.description": descriptions[s.programs[0]],
+		"org.opencontainers.image.title":       of.title,
+		"org.opencontainers.image.description": of.description,
 		"org.opencontainers.image.licenses":    "Apache-2.0",
 		"org.opencontainers.image.source":      "https://github.com/nftproxy/nftproxy",
 		"org.opencontainers.image.version":     s.version,

@@ -20,7 +20,7 @@ import (
 // billOf returns the bill of materials of programs.
 func billOf(version string, programs []string) (*cyclonedx.BOM, error) {
 	bom := cyclonedx.NewBOM()
-	bom.Metadata = &cyclonedx.Metadata{Component: &cyclonedx.Component{Type: cyclonedx.ComponentTypeContainer, Name: "nftproxy", Version: version}}
+	bom.Metadata = &cyclonedx.Metadata{Component: subjectOf(version, programs)}
 	modules := map[string]cyclonedx.Component{}
 	var applications []cyclonedx.Component
 	var dependencies []cyclonedx.Dependency
@@ -48,6 +48,15 @@ func billOf(version string, programs []string) (*cyclonedx.BOM, error) {
 	components := append(applications, slices.SortedFunc(maps.Values(modules), func(a, b cyclonedx.Component) int { return cmp.Compare(a.BOMRef, b.BOMRef) })...)
 	bom.Components, bom.Dependencies = &components, &dependencies
 	return bom, nil
+}
+
+// subjectOf returns what the bill is of: a program, or the image of several.
+func subjectOf(version string, programs []string) *cyclonedx.Component {
+	if len(programs) == 1 {
+		name := strings.TrimSuffix(filepath.Base(programs[0]), ".exe")
+		return &cyclonedx.Component{Type: cyclonedx.ComponentTypeApplication, Name: name, Version: version}
+	}
+	return &cyclonedx.Component{Type: cyclonedx.ComponentTypeContainer, Name: "nftproxy", Version: version}
 }
 
 // linked returns the modules in a program: the standard library, and all that it depends on as they were built.

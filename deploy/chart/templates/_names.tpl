@@ -67,4 +67,7 @@ volumeMounts:
 - name: kube-proxy
   mountPath: /var/lib/kube-proxy
   readOnly: true
+- name: xtables-lock
+  mountPath: /run/xtables.lock
+  readOnly: true
 {{- end }}

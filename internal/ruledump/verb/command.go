@@ -207,13 +207,15 @@ a new apiVersion; readers ignore those that they do not know.`,
 	}
 }
 
-// Exit statuses besides 0, as diff(1) has them.
+// Exit statuses besides 0. 1 and 2 are diff(1)'s.
 const (
 	// exitDifferent is for a difference that the diff command found, and for what the
 	// preflight command wants to be looked at.
 	exitDifferent = 1
 	// exitFailed is for everything that could not be done, and for a command line that makes no sense.
 	exitFailed = 2
+	// exitStop is for the preflight command: the swap would fail.
+	exitStop = 3
 )
 
 // errDifferent ends the commands diff and preflight with exitDifferent. It is not printed.
@@ -237,7 +239,7 @@ func Execute(root *cobra.Command) int {
 	case errors.Is(err, errDifferent):
 		return exitDifferent
 	case errors.Is(err, errStop):
-		return exitFailed
+		return exitStop
 	}
 	p := &Page{} // the error may name a table of a dump
 	p.printf("ruledump: %s\n", strings.TrimSpace(err.Error()))

@@ -33,8 +33,7 @@ the cluster, so only a difference that is still there some seconds later counts.
 The desired rules depend on the proxy's settings. Without --config, diff asks the proxy that
 runs beside the kernel's tables (--proxy-address), and fails if none answers. A dump is
 compared with kube-proxy's default settings. The output names the settings, unless --config
-does. Clients of Services with session affinity do not count, nor do previous
-endpoints of slots of direct return.`,
+does. Clients of Services with session affinity do not count.`,
 		Example: `  # For cron: do the rules on this node match the cluster?
   ruledump diff --kubeconfig /etc/kubernetes/kubeconfig --node "$(hostname)"
 
@@ -316,9 +315,6 @@ func (d *Difference) addRules(is, table, chain string, rules, others []nft.Rule)
 
 func (d *Difference) addElements(is, table string, s *nft.Step) {
 	set := s.Set
-	if compiler.IsPreviousSet(set.Name) {
-		return // the past of the node's proxy, which the manifests do not tell
-	}
 	first := len(d.Rules)
 	for e := range s.EachElement() {
 		if found, ok := set.Element(e.Key); ok && is == missing {

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/internal/ruledump"
 	"github.com/nftproxy/nftproxy/nft"
 
@@ -105,23 +104,6 @@ elements and rules: 8 different
 			if !strings.Contains(got, line) {
 				t.Errorf("no %q in\n%s", line, got)
 			}
-		}
-	})
-	t.Run("does not count the past of slots", func(t *testing.T) {
-		config := compiler.Default()
-		config.DirectReturn = true
-		var both [2]*ruledump.Snapshot
-		for i := range both {
-			c, err := compiler.New(config)
-			if err != nil {
-				t.Fatal(err)
-			}
-			both[i] = &ruledump.Snapshot{Tables: c.Tables()}
-		}
-		previous := both[1].Tables[0].Set("direct-previous")
-		previous.Put(nft.Element{Key: nft.Data(strings.Repeat("k", previous.Key.Len())), Value: "\x0a\xf4\x01\x05"})
-		if d, err := Diff(both[0], both[1]); err != nil || !d.Equal {
-			t.Errorf("differs: %v %v", d, err)
 		}
 	})
 	t.Run("of a kernel without IPv6 wants none of it", func(t *testing.T) {

@@ -29,15 +29,16 @@ every possible outcome: the reason in a sentence, then the rules and the element
 find, hook by hook. It sends nothing.
 
 A packet from one of the node's own addresses counts as one of a local process; with compiled
-rules these are the Node's addresses alone. It does not look at unreachable routes.
+rules these are the Node's addresses alone.
 
 With the rules of the kernel, or of a dump of one, it follows the packet through the chains of
 all programs (families ip, ip6, inet, netdev and bridge, and iptables-legacy), in the order of
 their priorities.
 If one drops the packet, it is named. If that depends on something unknown, such as a rate limit
 or the order of chains with one priority, each outcome names what it depends on. A packet counts
-as coming in by the interface that leads to its source. What it cannot follow is listed under
-"not looked at".
+as coming in by the interface that leads to its source. Routing rules, routes and the policies
+of IPsec count too. What it cannot follow, such as programs of tc, XDP and cgroups, and IPVS, is
+listed under "not looked at".
 
 With -o svg it draws the packet's way through the hooks and chains; what decided is red, other
 programs' chains are blue.

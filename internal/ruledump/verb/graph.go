@@ -197,12 +197,13 @@ func (g *Graph) describe(f *compiler.Frontend, chain string) []string {
 	}
 	switch compiler.RoleOf(chain) {
 	case compiler.RoleServeExternal:
+		if f.DirectReturn {
+			return []string{"clients outside the cluster: source kept, on the endpoint's node", "all others: source masqueraded"}
+		}
 		return []string{"source masqueraded"}
-	case compiler.RoleServeReturn:
-		return []string{"clients outside the cluster: source kept, on the endpoint's node", "all others: source masqueraded"}
 	case compiler.RoleServeLocal:
 		return []string{"clients outside the cluster", "source kept"}
-	case compiler.RoleServeDirect:
+	case compiler.RoleServeAll:
 		return []string{"the cluster's own clients: source kept", "this node: source masqueraded"}
 	}
 	if c := g.rules.Table(f.Family).Chain(chain); c != nil && len(c.Rules) > 0 && len(c.Rules[0].Statements) > 0 {

@@ -3,6 +3,7 @@ package verb
 import (
 	"bytes"
 	"cmp"
+	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -88,7 +89,8 @@ func (f *outputFormat) show(w io.Writer, v View) error {
 
 // text returns what a view prints for people.
 func (f *outputFormat) text(w io.Writer, v View) string {
-	p := &Page{Format: f.value, colours: coloursFor(w), noHeaders: f.noHeaders}
+	p := newPage(coloursFor(w))
+	p.Format, p.noHeaders = f.value, f.noHeaders
 	v.Text(p)
 	return p.String()
 }
@@ -167,26 +169,41 @@ type Page struct {
 	strings.Builder
 	// Format is the value of -o, such as "wide".
 	Format    string
-	colours   bool
 	noHeaders bool
+	// marker begins each mark in the text. It is random, so that no name or comment can have one. Empty marks nothing.
+	marker string
 }
 
-// controls are characters that a terminal obeys, and the marks of a Page.
-var controls = regexp.MustCompile(`\x1b\[[0-9]*m|[\x00-\x08\x0b-\x1f\x7f-\x{9f}]`)
+func newPage(colours bool) *Page {
+	if !colours {
+		return &Page{}
+	}
+	return &Page{marker: "\x1b" + rand.Text()}
+}
 
 // String returns the text for a terminal. Names and comments of other programs may have
 // any characters, and so may a dump.
 func (p *Page) String() string {
 	text := p.Builder.String()
+	if p.marker == "" {
+		return harmless(text)
+	}
+	parts := strings.Split(text, p.marker)
+	for i, part := range parts {
+		parts[i] = harmless(part)
+	}
+	return strings.Join(parts, "\x1b[")
+}
+
+// controls are characters that a terminal obeys.
+var controls = regexp.MustCompile(`[\x00-\x08\x0b-\x1f\x7f-\x{9f}]`)
+
+// harmless spells out the controls of a text.
+func harmless(text string) string {
 	if !strings.ContainsFunc(text, func(r rune) bool { return unicode.IsControl(r) && r != '\n' && r != '\t' }) {
 		return text
 	}
-	return controls.ReplaceAllStringFunc(text, func(found string) string {
-		if len(found) > 2 && p.colours {
-			return found
-		}
-		return strings.Trim(strconv.QuoteToASCII(found), `"`)
-	})
+	return controls.ReplaceAllStringFunc(text, func(found string) string { return strings.Trim(strconv.QuoteToASCII(found), `"`) })
 }
 
 func (p *Page) printf(format string, args ...any) { fmt.Fprintf(p, format, args...) }
@@ -243,10 +260,10 @@ func coloursFor(w io.Writer) bool {
 }
 
 func (p *Page) mark(code, text string) string {
-	if !p.colours {
+	if p.marker == "" {
 		return text
 	}
-	return "\x1b[" + code + "m" + text + "\x1b[0m"
+	return p.marker + code + "m" + text + p.marker + "0m"
 }
 
 // bold is for headings, bad for what serves nobody or is missing, good for what is too much.

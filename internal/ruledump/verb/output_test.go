@@ -53,17 +53,24 @@ func TestPage(t *testing.T) {
 		{"has lines and columns", "a\tb\nö →\n", "a\tb\nö →\n", false},
 		{"does not set a terminal's title", "chain \x1b]0;evil\x07", `chain \x1b]0;evil\a`, true},
 		{"does not clear a terminal", "\x1b[2J \u009b2J \r", `\x1b[2J \u009b2J \r`, true},
-		{"marks in colour", "\x1b[31mbad\x1b[0m", "\x1b[31mbad\x1b[0m", true},
-		{"marks nothing without colours", "\x1b[31mbad", `\x1b[31mbad`, false},
+		{"takes no colour from a name", "\x1b[31mbad\x1b[0m", `\x1b[31mbad\x1b[0m`, true},
+		{"takes no colour from a name, without colours", "\x1b[31mbad", `\x1b[31mbad`, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			p := &Page{colours: tt.colours}
+			p := newPage(tt.colours)
 			p.WriteString(tt.text)
 			if got := p.String(); got != tt.want {
 				t.Errorf("%q, want %q", got, tt.want)
 			}
 		})
 	}
+	t.Run("marks in colour", func(t *testing.T) {
+		p := newPage(true)
+		p.printf("a %s c %s", p.bad("b"), p.bold("d\x1b[8m"))
+		if got, want := p.String(), "a \x1b[31mb\x1b[0m c \x1b[1md\\x1b[8m\x1b[0m"; got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	})
 }
 
 // On a terminal headings are bold, and what is dropped, refused or serves nobody is red.

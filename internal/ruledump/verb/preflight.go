@@ -38,7 +38,7 @@ It needs CAP_NET_ADMIN. As the proxy does when it starts, it asks the kernel for
 with transactions that end by deleting what they made; it changes nothing else.
 
 The exit status is 0 if nothing speaks against the swap, 1 if there is something to look at
-first, and 2 if the swap would fail, or preflight itself did.
+first, 2 if preflight itself failed, and 3 if the swap would fail.
 
 --collect reads what preflight -o json printed on many nodes, and prints one table.`,
 		Example: `  # On a node, with the file of its kube-proxy.
@@ -98,7 +98,7 @@ first, and 2 if the swap would fail, or preflight itself did.
 	return cmd
 }
 
-// errStop ends the preflight command with exitFailed. It is not printed.
+// errStop ends the preflight command with exitStop. It is not printed.
 var errStop = errors.New("the swap would fail")
 
 // level says what a finding means for the swap.

@@ -108,7 +108,7 @@ func TestPreflight(t *testing.T) {
 		},
 		{
 			name: "a file that the proxy refuses", script: asNode,
-			file: kubeadmFile("detectLocalMode: Somehow"), status: 2, mode: "none",
+			file: kubeadmFile("detectLocalMode: Somehow"), status: exitStop, mode: "none",
 			want: []string{`stop config: detectLocalMode: Unsupported value: "Somehow"`},
 		},
 		{
@@ -136,7 +136,7 @@ nft 'add table inet fw; add chain inet fw out { type filter hook output priority
 		},
 		{
 			name: "another mode in the file", script: asNode,
-			file: kubeadmFile("mode: ipvs\nipvs: {scheduler: lc, strictARP: true, tcpTimeout: 900s, unknown: 1}"), status: 2, mode: "ipvs",
+			file: kubeadmFile("mode: ipvs\nipvs: {scheduler: lc, strictARP: true, tcpTimeout: 900s, unknown: 1}"), status: exitStop, mode: "ipvs",
 			want: []string{
 				`stop config: this kube-proxy does not have the mode "ipvs"`, "look ipvs: ipvs.scheduler is lc", "go ipvs: MetalLB",
 				"look ipvs: tcpEstablishedTimeout", "look config: ipvs.unknown",
@@ -144,7 +144,7 @@ nft 'add table inet fw; add chain inet fw out { type filter hook output priority
 		},
 		{
 			name: "node ports where they will not answer", script: asNode,
-			file: kubeadmFile("mode: iptables\niptables: {masqueradeBit: 15}"), status: 2, mode: "iptables",
+			file: kubeadmFile("mode: iptables\niptables: {masqueradeBit: 15}"), status: exitStop, mode: "iptables",
 			want: []string{"look node-ports: on 127.0.0.1, 10.9.0.1, 10.244.1.1, and will not; connection tracking has no connection", `look node-ports: add "localhost"`,
 				"go mark: from 0x8000 to 0x4000"},
 		},
@@ -198,7 +198,7 @@ nft 'add table inet fw; add chain inet fw out { type filter hook output priority
 		},
 		{
 			name: "another service proxy", script: asNode + "ip link add kube-dummy-if type bridge",
-			file: kubeadmFile("mode: nftables"), status: 2, mode: "nftables",
+			file: kubeadmFile("mode: nftables"), status: exitStop, mode: "nftables",
 			want: []string{"stop neighbours: kube-router serves Services"},
 		},
 	} {
@@ -281,6 +281,49 @@ V -t filter -A DROPPED -j MARK --set-xmark 0x8000/0x8000
 			}
 		})
 	}
+	for name, rules := range map[string]string{
+		"as RHEL and Oracle's images have it": "V -A FORWARD -j REJECT --reject-with icmp-host-prohibited",
+		"with a comment and a log":            "V -A FORWARD -m comment --comment 'no others' -j LOG; V -A FORWARD -j REJECT --reject-with icmp-host-prohibited",
+		"in a chain of its own":               "V -N fw; V -N end; V -A FORWARD -j fw; V -A fw -p tcp -j ACCEPT; V -A fw -g end; V -A end -j REJECT",
+		"before what accepts":                 "V -A FORWARD -j REJECT; V -A FORWARD -m conntrack --ctstate DNAT -j ACCEPT; V -A FORWARD -j ACCEPT",
+	} {
+		for _, variant := range []string{"legacy", "nft"} {
+			t.Run("an unconditional reject "+name+", "+variant, func(t *testing.T) {
+				_, got := onNode(t, asNode+modeIPTables(variant)+strings.ReplaceAll(rules, "V", "iptables-"+variant))
+				got.expect(t, "look firewall: forwarded packets that no rule accepts are dropped by ip filter FORWARD (reject) |")
+			})
+		}
+	}
+	for name, rules := range map[string]string{
+		"on a condition":                     "V -A FORWARD -p sctp -j REJECT; V -A FORWARD ! -i eth0 -j DROP; V -A FORWARD -s 192.0.2.7 -j DROP; V -A FORWARD -m limit --limit 1/s -j DROP",
+		"in a chain reached on a condition":  "V -N fw; V -A fw -j DROP; V -A FORWARD -p sctp -j fw; V -A FORWARD -o eth0 -g fw",
+		"after what accepts translated ones": "V -A FORWARD -m conntrack --ctstate DNAT,ESTABLISHED -j ACCEPT; V -A FORWARD -j REJECT",
+		"after what accepts everything":      "V -P FORWARD DROP; V -N fw; V -A FORWARD -j fw; V -A fw -j ACCEPT; V -A FORWARD -j DROP",
+		"after a return":                     "V -N fw; V -A FORWARD -j fw; V -A fw -j RETURN; V -A fw -j DROP",
+	} {
+		for _, variant := range []string{"legacy", "nft"} {
+			t.Run("a drop "+name+", "+variant, func(t *testing.T) {
+				if _, got := onNode(t, asNode+modeIPTables(variant)+strings.ReplaceAll(rules, "V", "iptables-"+variant)); got.has("look firewall") {
+					t.Error(TextOf(&got, "text"))
+				}
+			})
+		}
+	}
+	t.Run("unconditional rules of nf_tables", func(t *testing.T) {
+		_, got := onNode(t, asNode+modeIPTables("nft")+`iptables-nft -A INPUT -j NFQUEUE --queue-num 1; nft -f - <<X
+table inet fw {
+	chain dropped { counter log prefix "x" drop; }
+	chain f { type filter hook forward priority 0; ct state established accept; jump dropped; accept; }
+	chain i { type filter hook input priority 0; meta mark set 1 reject; }
+	chain g { type filter hook forward priority 1; tcp dport 80 drop; meta l4proto vmap { sctp : drop }; fib daddr type local reject; }
+}
+X`)
+		got.expect(t, "look firewall: forwarded packets that no rule accepts are dropped by inet fw f |",
+			"look firewall: packets to this node that no rule accepts are dropped by ip filter INPUT (queue), inet fw i (reject) |")
+		if got.has("look firewall: inet fw g") {
+			t.Error(TextOf(&got, "text"))
+		}
+	})
 	t.Run("nf_tables", func(t *testing.T) {
 		_, got := onNode(t, asNode+`nft -f - <<X
 table inet fw {
@@ -301,6 +344,31 @@ X`)
 			"go neighbours: firewalld",
 		)
 	})
+}
+
+// What the rules of the node do not show.
+func TestPreflightFiles(t *testing.T) {
+	lock, dir := xtablesLock, cniDir
+	t.Cleanup(func() { xtablesLock, cniDir = lock, dir })
+	xtablesLock, cniDir = filepath.Join(t.TempDir(), "lock"), t.TempDir()
+	const noLock, mark = "look leftovers: there is no /run/xtables.lock | ", "look rules: externalSetMarkChain is KUBE-MARK-MASQ in "
+	_, got := onNode(t, asNode+modeIPTables("nft"))
+	if got.has(noLock) || got.has(mark) {
+		t.Errorf("without rules of iptables-legacy, and without a network plugin:\n%s", TextOf(&got, "text"))
+	}
+	shell(t, modeIPTables("legacy"))
+	file := filepath.Join(cniDir, "10-bridge.conflist")
+	if err := os.WriteFile(file, []byte(`{"plugins":[{"type":"portmap","externalSetMarkChain":"KUBE-MARK-MASQ"}]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got = look(t)
+	got.expect(t, noLock, mark+file+" | ")
+	if err := os.WriteFile(xtablesLock, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := look(t); got.has(noLock) {
+		t.Errorf("with the lock:\n%s", TextOf(&got, "text"))
+	}
 }
 
 func TestPreflightConnections(t *testing.T) {
@@ -471,7 +539,7 @@ look node-ports (3: node-1, node-2, node-3): on 10.0.0.1
      why: fewer addresses
      do:  name them
 `
-	if diff := cmp.Diff(want, stdout); diff != "" || status != exitFailed {
+	if diff := cmp.Diff(want, stdout); diff != "" || status != exitStop {
 		t.Errorf("status %d %s (-want +got):\n%s", status, stderr, diff)
 	}
 	if status, _, _ := execute("preflight", "--collect", one, good); status != exitDifferent {

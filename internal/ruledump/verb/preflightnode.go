@@ -186,6 +186,9 @@ func (p *preflight) checkTables() {
 	}
 }
 
+// Paths that tests replace.
+var xtablesLock, cniDir = leftovers.LockFile, leftovers.CNIDir
+
 func (p *preflight) checkLeftovers() {
 	found, err := leftovers.Find(p.ctx)
 	if err != nil {
@@ -205,6 +208,10 @@ func (p *preflight) checkLeftovers() {
 	}
 	if kinds[leftovers.IPVS] {
 		p.old = v1alpha2.ModeIPVS
+	}
+	if _, err := os.Stat(xtablesLock); kinds[leftovers.Legacy] && err != nil {
+		p.look("there is no "+leftovers.LockFile, "without the lock of the iptables programs the proxy changes nothing of iptables-legacy",
+			"mount the host's file into the pods of the proxy and of preflight (hostPath, type FileOrCreate)")
 	}
 	if kinds[leftovers.NFT] && kinds[leftovers.Legacy] {
 		p.look("rules of kube-proxy in both variants of iptables", "those of one variant are stale, and serve deleted Services",

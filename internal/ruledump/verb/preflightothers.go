@@ -33,6 +33,12 @@ func (p *preflight) checkRules() {
 			"the proxy keeps these chains, and nobody changes their rules any more",
 			"reconfigure that program: the CNI plugin portmap needs no externalSetMarkChain")
 	}
+	if files := leftovers.MarkChainUsers(cniDir); len(files) > 0 {
+		p.look("externalSetMarkChain is KUBE-MARK-MASQ in "+some(files, shownNames),
+			"without that chain portmap fails, and new pods with a host port do not start. Only a proxy that can read "+
+				leftovers.CNIDir+" keeps it, and nobody makes it again when the node has restarted",
+			"remove externalSetMarkChain from these files: portmap has a chain of its own")
+	}
 }
 
 // masqueradeBits returns the bits of the packet mark that the old and the new proxy use to masquerade.
@@ -91,13 +97,13 @@ func (p *preflight) checkMark() {
 	}
 }
 
-// checkFirewall names base chains that drop. In mode iptables, KUBE-FORWARD accepts forwarded packets of Services
+// checkFirewall names base chains that let no packet pass which no rule accepts. In mode iptables, KUBE-FORWARD accepts forwarded packets of Services
 // there, and the proxy accepts packets in its own chains only, as every mode nftables does.
 func (p *preflight) checkFirewall() {
-	names := map[nft.Hook][]string{}
+	names := map[nft.Hook][]leftovers.Drop{}
 	for _, d := range p.others.Drops {
 		if !d.AcceptsTranslated || d.Hook == nft.HookInput {
-			names[d.Hook] = append(names[d.Hook], d.Chain)
+			names[d.Hook] = append(names[d.Hook], d)
 		}
 	}
 	if list := names[nft.HookForward]; len(list) > 0 {
@@ -107,7 +113,7 @@ func (p *preflight) checkFirewall() {
 		}
 		p.add(l, "forwarded packets that no rule accepts are dropped by "+some(list, shownNames),
 			"KUBE-FORWARD accepts those of Services in mode iptables and ipvs, and goes", "see that another rule accepts "+
-				"them, such as: iptables -A FORWARD -m conntrack --ctstate DNAT,ESTABLISHED,RELATED -j ACCEPT")
+				"them, such as: iptables -I FORWARD -m conntrack --ctstate DNAT,ESTABLISHED,RELATED -j ACCEPT")
 	}
 	if list := names[nft.HookInput]; len(list) > 0 {
 		p.look("packets to this node that no rule accepts are dropped by "+some(list, shownNames),

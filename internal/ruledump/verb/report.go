@@ -17,9 +17,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nftproxy/nftproxy/internal/config"
 	"github.com/nftproxy/nftproxy/internal/ruledump"
 	"github.com/nftproxy/nftproxy/internal/version"
+	"github.com/nftproxy/nftproxy/internal/wholefile"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/spf13/cobra"
 	"github.com/vishvananda/netlink"
@@ -60,9 +60,10 @@ metrics. --log adds the end of a log.
 All commands that take --dump read it: "ruledump explain --dump FILE", on any machine.
 
 It has no Secrets. It has names of Services, and addresses of clients. With --redact each
-address is replaced by another one, always the same within the report, and addresses of one
-network by those of one network; rules of other programs are left out. Names stay, also that
-of a Node that contains an address.
+address is replaced by another one, always the same within the report; rules of other
+programs are left out. What stays: all names, also that of a Node that contains an address;
+ports; the lengths of prefixes; and how many first bits two addresses have in common, so that
+one known address tells that much of the others.
 
 It needs CAP_NET_ADMIN. What else cannot be read is named, and left out.`,
 		Example: `  # What is wrong on this node?
@@ -268,27 +269,50 @@ func (r *report) gatherPages(ctx context.Context) error {
 	if proxy == nil {
 		return cmp.Or(r.from.noProxy, errors.New("--proxy-address is empty"))
 	}
-	host, port, err := net.SplitHostPort(proxy.Config.HealthzBindAddress)
-	if err != nil {
+	for _, page := range []struct{ name, path string }{
+		{"configz.json", "/configz"}, {"flagz.txt", "/flagz"}, {"statusz.txt", "/statusz"}, {"metrics.txt", "/metrics"},
+	} {
+		r.gatherPage(ctx, page.name, proxy.Address+page.path)
+	}
+	health, err := healthAddress(proxy.Config.HealthzBindAddress)
+	if err != nil || !health.IsValid() {
 		return err
 	}
-	if addr := net.ParseIP(host); addr.IsUnspecified() {
-		host = map[bool]string{true: "127.0.0.1", false: "::1"}[addr.To4() != nil]
-	}
-	for _, page := range []struct{ name, address, path string }{
-		{"configz.json", proxy.Address, "/configz"}, {"flagz.txt", proxy.Address, "/flagz"}, {"statusz.txt", proxy.Address, "/statusz"},
-		{"metrics.txt", proxy.Address, "/metrics"}, {"healthz.json", net.JoinHostPort(host, port), "/healthz"}, {"livez.json", net.JoinHostPort(host, port), "/livez"},
-	} {
-		status, text, err := ruledump.Page(ctx, "http://"+page.address+page.path, maxPage)
-		switch {
-		case err != nil:
-			r.miss(page.name, err)
-		case status == http.StatusNotFound: // a page that the configuration switches off
-		default:
-			r.add(page.name, text)
-		}
-	}
+	r.gatherPage(ctx, "healthz.json", health.String()+"/healthz")
+	r.gatherPage(ctx, "livez.json", health.String()+"/livez")
 	return nil
+}
+
+func (r *report) gatherPage(ctx context.Context, name, address string) {
+	status, text, err := ruledump.Page(ctx, "http://"+address, maxPage)
+	switch {
+	case err != nil:
+		r.miss(name, err)
+	case status == http.StatusNotFound: // a page that the configuration switches off
+	default:
+		r.add(name, text)
+	}
+}
+
+// healthAddress returns the address at which to ask for the health of a proxy whose health server listens at bound; the
+// zero value if there is no such server. The proxy's answer named bound, and whoever gave that answer must not choose
+// whom the report asks. So an address that is not this machine's loopback is an error.
+func healthAddress(bound string) (netip.AddrPort, error) {
+	if bound == "" {
+		return netip.AddrPort{}, nil
+	}
+	at, err := netip.ParseAddrPort(bound)
+	switch addr := at.Addr(); {
+	case err != nil:
+		return netip.AddrPort{}, err
+	case addr == netip.IPv4Unspecified():
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), at.Port()), nil
+	case addr == netip.IPv6Unspecified():
+		return netip.AddrPortFrom(netip.IPv6Loopback(), at.Port()), nil
+	case !addr.IsLoopback():
+		return netip.AddrPort{}, fmt.Errorf("/healthz and /livez at %s are not asked, because the address is not loopback", at)
+	}
+	return at, nil
 }
 
 // gatherLog keeps the last whole lines of a log.
@@ -383,7 +407,7 @@ func (r *report) write(cmd *cobra.Command, output string) error {
 	case output == "-":
 		_, err = cmd.OutOrStdout().Write(b.Bytes())
 	default:
-		err = config.ReplaceFile(output, b.Bytes(), 0o600) // half a report helps nobody
+		err = wholefile.Write(output, b.Bytes(), 0o600)
 	}
 	if err != nil {
 		return fmt.Errorf("write the report: %w", err)

@@ -172,7 +172,7 @@ func (s *Statistics) addTable(t *nft.Table) {
 		out.MemoryBytes += chainBytes
 		for _, r := range c.Rules {
 			out.MemoryBytes += ruleBytes
-			if slices.ContainsFunc(r.Statements, isForeign) {
+			if r.External() {
 				out.Foreign++
 			}
 		}
@@ -185,11 +185,6 @@ func (s *Statistics) addTable(t *nft.Table) {
 		}
 	}
 	s.Tables = append(s.Tables, out)
-}
-
-func isForeign(s nft.Statement) bool {
-	_, unknown := s.(nft.Unknown)
-	return unknown
 }
 
 // What the kernel allocates, roughly, on a machine of 64 bits: structures of net/netfilter/nf_tables_api.c and of the

@@ -18,7 +18,8 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	defer s.handlers.Done()
 	if !s.authentic(r) {
-		http.Error(w, "Unauthorized", http.StatusUnauthorized)
+		status := statusOf(apierrors.NewUnauthorized("Unauthorized"))
+		writeObject(w, r, int(status.Code), resources[0], status)
 		return
 	}
 	if of := parsePodPath(r.URL.Path); of.subresource != "" {

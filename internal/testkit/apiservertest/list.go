@@ -20,7 +20,7 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request, t target, options 
 	if err != nil {
 		return err
 	}
-	if _, err := s.startVersion(options.ResourceVersion); err != nil {
+	if err := s.checkReached(options.ResourceVersion); err != nil {
 		return err
 	}
 	found, version := s.store.snapshot(t.resource, match)
@@ -45,7 +45,7 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request, t target, options 
 }
 
 // startVersion parses a resourceVersion; zero stands for "any".
-func (s *Server) startVersion(text string) (uint64, error) {
+func startVersion(text string) (uint64, error) {
 	if text == "" || text == "0" {
 		return 0, nil
 	}
@@ -53,10 +53,19 @@ func (s *Server) startVersion(text string) (uint64, error) {
 	if err != nil {
 		return 0, apierrors.NewBadRequest("invalid resource version " + strconv.Quote(text))
 	}
-	if current, _ := s.store.versions(); version > current {
-		return 0, errVersionInFuture(version, current)
-	}
 	return version, nil
+}
+
+// checkReached refuses a version that is still to come. A real server waits for it for some seconds first.
+func (s *Server) checkReached(text string) error {
+	version, err := startVersion(text)
+	if err != nil {
+		return err
+	}
+	if current, _ := s.store.versions(); version > current {
+		return errVersionInFuture(version, current)
+	}
+	return nil
 }
 
 // selection returns which objects a request is about. A field that the real server cannot select

@@ -147,7 +147,8 @@ type news struct {
 	more      <-chan struct{} // closed when there is something new
 }
 
-// since returns what happened to a resource after a version.
+// since returns what happened to a resource after a version, which may be one to come. As with a real server, nothing
+// up to that version is news then.
 func (s *store) since(r *resource, version uint64) news {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -155,7 +156,7 @@ func (s *store) since(r *resource, version uint64) news {
 	first, _ := slices.BinarySearchFunc(all, version+1, func(c change, v uint64) int {
 		return int(int64(c.version) - int64(v))
 	})
-	return news{slices.Clone(all[first:]), s.version, s.bookmarks, s.wake}
+	return news{slices.Clone(all[first:]), max(s.version, version), s.bookmarks, s.wake}
 }
 
 // compact makes everything before the current version unknown to watches that start from now on.

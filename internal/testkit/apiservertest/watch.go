@@ -21,7 +21,8 @@ type stream struct {
 }
 
 // watch streams events until the client goes, the time the client set is over, or the server ends
-// it. Where it starts depends on the version asked for: at that version, or with what exists now.
+// it. Where it starts depends on the version asked for: at that version, which may be one to come, or
+// with what exists now.
 func (s *Server) watch(w http.ResponseWriter, r *http.Request, t target, options *metav1.ListOptions) error {
 	initial := options.SendInitialEvents != nil && *options.SendInitialEvents
 	if initial && s.options.WithoutWatchList {
@@ -31,7 +32,10 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, t target, options
 	if err != nil {
 		return err
 	}
-	start, err := s.startVersion(options.ResourceVersion)
+	start, err := startVersion(options.ResourceVersion)
+	if err == nil && initial {
+		err = s.checkReached(options.ResourceVersion)
+	}
 	if err != nil {
 		return err
 	}

@@ -7,12 +7,14 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/internal/config"
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 	"github.com/nftproxy/nftproxy/internal/manifests"
+	"github.com/nftproxy/nftproxy/internal/testkit/apiservertest"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/tracker"
@@ -33,6 +35,8 @@ type Case struct {
 	flows []Flow
 	// shared holds the files of all cases.
 	shared fs.FS
+	// objects returns those of the manifests, none if these are wrong.
+	objects func() []apiservertest.Object
 }
 
 const (
@@ -64,7 +68,7 @@ func readCase(corpus fs.FS, name string) (c Case, err error) {
 	if err != nil {
 		return c, err
 	}
-	c = Case{Name: name, files: txtar.Parse(data), shared: corpus}
+	c = newCase(corpus, name, txtar.Parse(data))
 	if c.flows, err = Parse(c.file("flows.yaml")); err != nil {
 		return c, fmt.Errorf("%s: flows.yaml: %w", name, err)
 	}
@@ -72,6 +76,15 @@ func readCase(corpus fs.FS, name string) (c Case, err error) {
 		return c, fmt.Errorf("%s: %w", name, err)
 	}
 	return c, nil
+}
+
+func newCase(corpus fs.FS, name string, files *txtar.Archive) Case {
+	c := Case{Name: name, files: files, shared: corpus}
+	c.objects = sync.OnceValue(func() []apiservertest.Object {
+		objects, _ := Objects(c.Manifests())
+		return objects
+	})
+	return c
 }
 
 // Cases returns all golden cases.
@@ -123,6 +136,16 @@ func (c Case) Configuration() ([]byte, error) {
 
 // Flows returns the case's flows.
 func (c Case) Flows() []Flow { return c.flows }
+
+// allFlows returns the case's flows, and those of its steps.
+func (c Case) allFlows() []Flow {
+	all := slices.Clone(c.flows)
+	steps, _ := c.Steps() // an error ends the reading of the case
+	for _, s := range steps {
+		all = append(all, s.Flows...)
+	}
+	return all
+}
 
 // Ruleset returns what the case adds to Baseline, as a script for nft -f.
 func (c Case) Ruleset() string { return string(c.file(rulesetFile)) }

@@ -27,6 +27,8 @@ type Promise struct {
 type Difference struct {
 	// Reason says why the proxy differs.
 	Reason string `json:"reason"`
+	// When is what the objects of the cluster have to do with the flow: a name of situations.
+	When string `json:"when"`
 	// Case and Flow are regular expressions for whole names.
 	Case string `json:"case"`
 	Flow string `json:"flow"`
@@ -58,7 +60,7 @@ func ReadPromise(data []byte, cases []Case) (p Promise, err error) {
 			return p, fmt.Errorf("differences[%d]: %w", i, err)
 		}
 		if !slices.ContainsFunc(cases, func(c Case) bool {
-			return slices.ContainsFunc(c.flows, func(f Flow) bool { return d.About(c, f) })
+			return slices.ContainsFunc(c.allFlows(), func(f Flow) bool { return d.About(c, f) })
 		}) {
 			return p, fmt.Errorf("differences[%d] is about no flow", i)
 		}
@@ -72,6 +74,9 @@ func (p Promise) Claims(c Case) bool { return len(p.Cases) == 0 || slices.Contai
 func (d Difference) check() error {
 	if d.Reason == "" {
 		return errors.New("reason: missing")
+	}
+	if d.When != "" && situations[d.When] == nil {
+		return fmt.Errorf("when: %q is none of %v", d.When, situationNames())
 	}
 	for _, pattern := range []string{d.Case, d.Flow} {
 		if _, err := regexp.Compile(pattern); err != nil {
@@ -90,7 +95,7 @@ func (d Difference) About(c Case, f Flow) bool {
 	return whole(d.Case, c.Name) && whole(d.Flow, f.Name) &&
 		(d.From == "" || d.From == string(f.From)) && (d.Protocol == "" || d.Protocol == string(f.Protocol)) &&
 		(d.Result == "" || d.Result == string(f.Expect.Result)) && (d.Source == "" || d.Source == string(f.Expect.Source)) &&
-		(d.Family == 0 || d.Family == family)
+		(d.Family == 0 || d.Family == family) && (d.When == "" || situations[d.When](c.objects(), f))
 }
 
 func whole(pattern, text string) bool {

@@ -10,6 +10,7 @@ import (
 	"github.com/nftproxy/nftproxy/internal/manifests"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/internal/testkit/netns"
+	"github.com/nftproxy/nftproxy/internal/testkit/private"
 	"github.com/nftproxy/nftproxy/nodelocal/server"
 	"github.com/nftproxy/nftproxy/tracker"
 )
@@ -52,7 +53,7 @@ func Serve(t testing.TB, path string) (target string, tr *tracker.Tracker) {
 	}
 	tr = tracker.New(tracker.Options{EveryNode: true})
 	objects.Feed(tr)
-	target = "unix://" + filepath.Join(t.TempDir(), "node-local.sock")
+	target = "unix://" + filepath.Join(private.Dir(t), "node-local.sock")
 	ctx, stop := context.WithCancel(context.Background())
 	listener, err := server.Listen(ctx, target, false)
 	if err != nil {

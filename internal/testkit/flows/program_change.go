@@ -19,6 +19,7 @@ import (
 
 	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
+	"github.com/nftproxy/nftproxy/internal/testkit/private"
 	"github.com/nftproxy/nftproxy/nodelocal/server"
 	"github.com/nftproxy/nftproxy/tracker"
 )
@@ -46,7 +47,7 @@ func (b Program) RunChange(t *testing.T) {
 	}
 	endpoints("first")
 	tr.Synced()
-	served := &killable{t: t, tracker: tr, target: "unix://" + filepath.Join(t.TempDir(), "node-local.sock")}
+	served := &killable{t: t, tracker: tr, target: "unix://" + filepath.Join(private.Dir(t), "node-local.sock")}
 	served.start()
 	t.Cleanup(served.kill)
 	p := lab.StartCommand(t, l.Node, b.Command(served.target))

@@ -26,7 +26,9 @@ func NewCase(corpus fs.FS, name, comment string, objects []apiservertest.Object,
 		return c, err
 	}
 	archive := &txtar.Archive{Comment: []byte(comment), Files: []txtar.File{{Name: manifestsFile, Data: manifests}, {Name: "flows.yaml", Data: written}}}
-	return Case{Name: name, files: archive, flows: list, shared: corpus}, nil
+	c = newCase(corpus, name, archive)
+	c.flows = list
+	return c, nil
 }
 
 // Write writes the case to a directory, and beside it the files that all cases of its corpus share, unless the directory

@@ -13,6 +13,7 @@ import (
 	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	"github.com/nftproxy/nftproxy/internal/testkit/netns"
 	"github.com/nftproxy/nftproxy/nft"
+	"golang.org/x/sys/unix"
 )
 
 // ForTest returns a lab that is closed when the test ends.
@@ -112,6 +113,7 @@ func Main(m *testing.M) { os.Exit(Run(m)) }
 // Run is Main for a TestMain that has more to do: it returns the exit code.
 func Run(m *testing.M) int {
 	await.Parallel(atOnce)
+	unix.Umask(0o022) // tests run programs as other users
 	defer func() {
 		if built != "" {
 			os.RemoveAll(built)

@@ -29,13 +29,15 @@ import (
 type node struct {
 	lab    *lab.Lab
 	conn   *nft.Conn
-	server *apiservertest.Server
+	server apiServer
 	// tracker has the same objects, for proxies that want {node-local}.
 	tracker *tracker.Tracker
 	dir     string
-	args    []string
-	proxy   *process
-	probe   *probe
+	// socketDir is for {node-local}. Nobody else can write to a directory above it, unlike that of dir.
+	socketDir string
+	args      []string
+	proxy     *process
+	probe     *probe
 	// families are those that the proxy serves.
 	families []Family
 	// objects are those of the present case.
@@ -45,8 +47,8 @@ type node struct {
 	closers []func()
 }
 
-// newNode makes a node and starts the proxy's command on it.
-func newNode(command []string, config map[string]any, nodes []byte, families []Family) (n *node, err error) {
+// newNode makes a node with an API server, which is Kubernetes' own if there is a folder of its programs.
+func newNode(command []string, config map[string]any, nodes []byte, families []Family, programs string) (n *node, err error) {
 	n = &node{families: families}
 	defer func() {
 		if err != nil {
@@ -56,7 +58,8 @@ func newNode(command []string, config map[string]any, nodes []byte, families []F
 	if n.dir, err = os.MkdirTemp("", "proxytest"); err != nil {
 		return n, err
 	}
-	n.closers = append(n.closers, func() { os.RemoveAll(n.dir) })
+	n.socketDir = filepath.Join("/run", filepath.Base(n.dir))
+	n.closers = append(n.closers, func() { os.RemoveAll(n.dir) }, func() { os.RemoveAll(n.socketDir) })
 	if n.lab, err = lab.NewWithBridge(bridgeOf(config)); err != nil {
 		return n, err
 	}
@@ -69,10 +72,7 @@ func newNode(command []string, config map[string]any, nodes []byte, families []F
 		return n, err
 	}
 	n.closers = append(n.closers, func() { n.probe.server.Close() })
-	if err := n.lab.Node.Do(func() (err error) {
-		n.server, err = apiservertest.New(apiservertest.Options{})
-		return err
-	}); err != nil {
+	if n.server, err = startAPIServer(n.lab.Node, programs); err != nil {
 		return n, err
 	}
 	n.closers = append(n.closers, n.server.Close)
@@ -97,6 +97,7 @@ func (n *node) fill(command []string, config map[string]any) (args []string, err
 		return nil, err
 	}
 	filled := map[string]any{
+		"mode": "nftables", // Kubernetes' kube-proxy without a mode is in mode iptables
 		// Otherwise Kubernetes' kube-proxy rests for a second after each change.
 		"nftables": map[string]any{"minSyncPeriod": "10ms"},
 		"iptables": map[string]any{"minSyncPeriod": "10ms"},
@@ -119,7 +120,7 @@ func (n *node) fill(command []string, config map[string]any) (args []string, err
 	if err := os.WriteFile(configPath, data, 0o600); err != nil {
 		return nil, err
 	}
-	nodeLocal := "unix://" + filepath.Join(n.dir, "node-local.sock")
+	nodeLocal := "unix://" + filepath.Join(n.socketDir, "node-local.sock")
 	if slices.ContainsFunc(command, func(arg string) bool { return strings.Contains(arg, "{node-local}") }) {
 		if err := n.serveNodeLocal(nodeLocal); err != nil {
 			return nil, err

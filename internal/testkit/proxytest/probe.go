@@ -70,7 +70,6 @@ func (p *probe) next(families []Family) []apiservertest.Object {
 	p.objects = []apiservertest.Object{service}
 	for _, f := range families {
 		service.Spec.ClusterIPs = append(service.Spec.ClusterIPs, p.addr(f).String())
-		service.Spec.IPFamilies = append(service.Spec.IPFamilies, corev1.IPFamily(f.addressType()))
 		meta.Name = fmt.Sprintf("%s-%d", name, f)
 		meta.Labels = map[string]string{discoveryv1.LabelServiceName: name}
 		p.objects = append(p.objects, &discoveryv1.EndpointSlice{
@@ -84,7 +83,7 @@ func (p *probe) next(families []Family) []apiservertest.Object {
 			}},
 		})
 	}
-	service.Spec.ClusterIP = service.Spec.ClusterIPs[0]
+	setServiceDefaults(&service.Spec)
 	return p.objects
 }
 

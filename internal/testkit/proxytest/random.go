@@ -19,7 +19,8 @@ import (
 
 // RandomOptions say how to compare two proxies.
 type RandomOptions struct {
-	// Options are those of both proxies. Command is the one that is tested. Promise and Fresh do not count.
+	// Options are those of both proxies. Command is the one that is tested, and Promise says in what it is known to
+	// differ from the other one. Fresh does not count.
 	Options
 	// Against is the command line of the proxy to compare with.
 	Against string
@@ -53,8 +54,10 @@ type pair struct {
 	failure *Result
 	// patience bounds the wait for an answer.
 	patience time.Duration
-	// compared counts the flows of the last comparison for which an expectation covers what the other proxy does.
+	// compared counts the flows of the last comparison for which an expectation covers what the other proxy does, and
+	// known are those of its differences that the promise names. They are not among the divergences.
 	compared int
+	known    []Difference
 	kept     bool
 }
 
@@ -146,7 +149,7 @@ func (p *pair) round(ctx context.Context, seed uint64) error {
 	objects, list := draw(seed, p.proxy.Families)
 	p.failure, p.patience = nil, flows.ShortPatience
 	found, of, err := p.differing(ctx, objects, list)
-	compared := p.compared
+	compared, known := p.compared, p.known
 	p.patience = sureAfter
 	if err == nil && len(found) > 0 {
 		// Once is by chance: a slow machine, or an endpoint that was not drawn.
@@ -156,7 +159,7 @@ func (p *pair) round(ctx context.Context, seed uint64) error {
 		return err
 	}
 	if p.failure != nil || len(found) == 0 {
-		result := Result{Case: name, Flows: compared}
+		result := Result{Case: name, Flows: compared, Differences: known}
 		if p.failure != nil {
 			result.Failure, result.Output, result.Ruleset = p.failure.Failure, p.failure.Output, p.failure.Ruleset
 			result.Manifests, err = manifestsOf(objects)
@@ -310,6 +313,7 @@ func manifestsOf(objects []apiservertest.Object) (string, error) {
 // affinity the endpoint of a client is by chance. So flows are first compared without any; if they do not differ then,
 // and the objects have some, once more with it. Nothing differs if a proxy fails: p.failure says so.
 func (p *pair) differing(ctx context.Context, objects []apiservertest.Object, list []flows.Flow) (found []divergence, of []apiservertest.Object, err error) {
+	p.known = nil
 	plain, changed := withoutAffinity(objects)
 	found, learned, err := p.compare(ctx, plain, list, p.learn)
 	p.compared = len(learned)
@@ -362,7 +366,9 @@ func (p *pair) compare(ctx context.Context, objects []apiservertest.Object, list
 		return slices.Contains(p.proxy.deaf, family) || slices.Contains(p.against.deaf, family)
 	})
 	learned, swapped := learn(r, list)
-	found = judge(r, learned, swapped)
+	if found, err = p.news(r, c, judge(r, learned, swapped)); err != nil {
+		return nil, nil, err
+	}
 	for _, side := range p.sides() {
 		if err := side.node.proxy.hasEnded(); err != nil {
 			failed := &Result{}
@@ -374,6 +380,23 @@ func (p *pair) compare(ctx context.Context, objects []apiservertest.Object, list
 		return nil, nil, nil
 	}
 	return found, learned, nil
+}
+
+// news leaves out what the promise names, and adds that to known.
+func (p *pair) news(r runners, c flows.Case, found []divergence) (news []divergence, err error) {
+	var failures []*flows.Failure
+	for _, d := range found {
+		failures = append(failures, d.seen)
+	}
+	differences, err := p.proxy.differencesOf(r.proxy, c, failures)
+	for i, d := range differences {
+		if d.Known != "" {
+			p.known = append(p.known, d)
+		} else {
+			news = append(news, found[i])
+		}
+	}
+	return news, err
 }
 
 // judge returns the flows that do not end as learned with one proxy, and do with the one of which it was learned.

@@ -18,6 +18,7 @@ func TestRandom(t *testing.T) {
 	netns.Need(t)
 	t.Run("our proxy does not differ from itself", testOurProxyDoesNotDifferFromItself)
 	t.Run("a difference is found, shrunk and written", testDifferenceIsFoundShrunkAndWritten)
+	t.Run("a known difference is no news", testKnownDifferenceIsNoNews)
 	t.Run("a proxy that fails", testRandomWithAProxyThatFails)
 	t.Run("the same seed draws the same", testSeedDrawsTheSame)
 }
@@ -78,6 +79,21 @@ func testDifferenceIsFoundShrunkAndWritten(t *testing.T) {
 		if got := report.Results[0]; got.Verdict != want {
 			t.Errorf("the case over %s is %s, want %s: %s", command, got.Verdict, want, got.brief())
 		}
+	}
+}
+
+func testKnownDifferenceIsNoNews(t *testing.T) {
+	broken := mutant(t, "compiler/endpointchain.go", "draw(nft.Numgen{Mod: uint32(c.count)})", "draw(nft.Numgen{Mod: uint32(c.count - 1)})") + " --config {config}"
+	o := RandomOptions{Rounds: 1, Seed: 2, Found: func(c flows.Case) error { return fmt.Errorf("%s is written", c.Name) }}
+	o.Promise = flows.Promise{Differences: []flows.Difference{{Reason: "it is broken"}}}
+	known := randomOver(t, broken, "kube-proxy --config {config}", o)
+	if known.Count(Known) != 1 || known.Results[0].Differences[0].Known != "it is broken" {
+		t.Errorf("%s: %+v", known.summary(), known.Results[0])
+	}
+	o.Promise.Differences[0].From, o.Found = string(flows.FromOutside), nil
+	o.Keep = func(string) {} // one is enough
+	if news := randomOver(t, broken, "kube-proxy --config {config}", o); news.Count(New) == 0 {
+		t.Errorf("only known from one host: %s", news.summary())
 	}
 }
 

@@ -29,6 +29,9 @@ type Options struct {
 	Config map[string]any
 	// Fresh makes a new node and process for each case.
 	Fresh bool
+	// Kubernetes is a folder with Kubernetes' own kube-apiserver and etcd, from which the objects come. Default: a server
+	// of the tool's own, which takes any objects.
+	Kubernetes string
 	// Ready is the time that the proxy has to apply the objects of a case. Default 30 s.
 	Ready time.Duration
 	// Progress, if set, gets the result of each case when it is there.
@@ -215,7 +218,7 @@ func (r *run) prepare(ctx context.Context, config map[string]any, c flows.Case, 
 		if err != nil {
 			return nil, false, err
 		}
-		if r.node, err = newNode(r.command, config, nodes, r.served()); err != nil {
+		if r.node, err = newNode(r.command, config, nodes, r.served(), r.Kubernetes); err != nil {
 			return nil, false, err
 		}
 	}
@@ -301,7 +304,7 @@ func (r *run) step(ctx context.Context, runner *flows.Runner, c flows.Case, s fl
 	default:
 		list := r.inFamilies(s.Flows)
 		result.Flows += len(list)
-		differences, err := r.differences(runner, c, list)
+		differences, err := r.differencesOfStep(ctx, runner, c, list)
 		for _, d := range differences {
 			d.Step = name
 			result.Differences = append(result.Differences, d)
@@ -312,6 +315,29 @@ func (r *run) step(ctx context.Context, runner *flows.Runner, c flows.Case, s fl
 		result.Failure = fmt.Sprintf("%s (%s): %s", name, s, result.Failure)
 	}
 	return nil
+}
+
+// differencesOfStep is differences for flows after a change. Flows with a port of their own are sent again for a while if
+// they differ: connection tracking follows a change a moment later than the rules.
+func (r *run) differencesOfStep(ctx context.Context, runner *flows.Runner, c flows.Case, list []flows.Flow) (all []Difference, err error) {
+	var once, again []flows.Flow
+	for _, f := range list {
+		if f.Port != 0 {
+			again = append(again, f)
+		} else {
+			once = append(once, f)
+		}
+	}
+	if all, err = r.differences(runner, c, once); err != nil {
+		return nil, err
+	}
+	isNew := func(d Difference) bool { return d.Known == "" }
+	for until := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
+		differences, err := r.differences(runner, c, again)
+		if err != nil || !slices.ContainsFunc(differences, isNew) || time.Now().After(until) || ctx.Err() != nil {
+			return append(all, differences...), err
+		}
+	}
 }
 
 // settled waits until the proxy has settled in one family at least, and notes in the result if it has not in all.
@@ -357,9 +383,15 @@ func (r *run) differences(runner *flows.Runner, c flows.Case, list []flows.Flow)
 		}
 		sent = append(sent, f)
 	}
+	ofSent, err := r.differencesOf(runner, c, runner.Failures(sent))
+	return append(all, ofSent...), err
+}
+
+// differencesOf returns the difference of each failure, with the reason of the promise if it is known.
+func (r *run) differencesOf(runner *flows.Runner, c flows.Case, failures []*flows.Failure) (all []Difference, err error) {
 	var again []flows.Flow
-	known := map[string]int{}
-	for _, failure := range runner.Failures(sent) {
+	of := map[string]int{}
+	for _, failure := range failures {
 		d := newDifference(failure)
 		for _, k := range r.Promise.Differences {
 			if !k.About(c, failure.Flow) {
@@ -371,7 +403,7 @@ func (r *run) differences(runner *flows.Runner, c flows.Case, list []flows.Flow)
 			}
 			d.Known = k.Reason
 			if checked {
-				again, known[instead.Name] = append(again, instead), len(all)
+				again, of[instead.Name] = append(again, instead), len(all)
 			}
 			break
 		}
@@ -379,7 +411,7 @@ func (r *run) differences(runner *flows.Runner, c flows.Case, list []flows.Flow)
 	}
 	// What is known to be otherwise must be as it is known.
 	for _, failure := range runner.Failures(again) {
-		d := &all[known[failure.Flow.Name]]
+		d := &all[of[failure.Flow.Name]]
 		d.Seen = fmt.Sprintf("%s; with the known difference (%s) expected: %s", failure.Seen, d.Known, failure.Flow.Expect)
 		d.Known = ""
 	}

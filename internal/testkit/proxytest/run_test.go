@@ -25,6 +25,7 @@ func TestRun(t *testing.T) {
 	t.Run("a proxy that ignores a family", testAProxyThatIgnoresAFamily)
 	t.Run("known differences", testKnownDifferences)
 	t.Run("fresh nodes", testFreshNodes)
+	t.Run("the mode is nftables unless told otherwise", testModeOfTheConfiguration)
 }
 
 // runOver runs cases over a command. The word kube-proxy stands for our program.
@@ -197,6 +198,18 @@ func testKnownDifferences(t *testing.T) {
 func testFreshNodes(t *testing.T) {
 	if report := runOver(t, "kube-proxy --config {config}", Options{Fresh: true}, first, second, third); report.Count(Same) != 3 {
 		t.Errorf("%+v", report.Results)
+	}
+}
+
+func testModeOfTheConfiguration(t *testing.T) {
+	for want, config := range map[string]map[string]any{
+		"mode: nftables\n": nil,
+		"mode: iptables\n": {"mode": "iptables"},
+	} {
+		report := runOver(t, `sh -c 'grep ^mode: "$0"; exit 3' {config}`, Options{Config: config}, first)
+		if got := report.Results[0].Output; got != want {
+			t.Errorf("with the fields %v the file has %q, want %q", config, got, want)
+		}
 	}
 }
 

@@ -105,6 +105,7 @@ func serviceChanges(o *corev1.Service) (all []func(*corev1.Service)) {
 	external := o.Spec.Type != corev1.ServiceTypeClusterIP
 	add(external, func(s *corev1.Service) {
 		s.Spec.Type, s.Status.LoadBalancer.Ingress, s.Spec.LoadBalancerSourceRanges = corev1.ServiceTypeClusterIP, nil, nil
+		s.Spec.AllocateLoadBalancerNodePorts = nil
 		if len(s.Spec.ExternalIPs) == 0 {
 			s.Spec.ExternalTrafficPolicy = ""
 		}

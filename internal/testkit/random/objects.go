@@ -44,7 +44,11 @@ func (c Choose) Objects(places []*Place) (out manifests.Objects) {
 		}
 		s := c.service(number, of)
 		out.Services = append(out.Services, s)
-		for _, p := range of {
+		missing := c(2 * len(of)) // the family, if there is one of that number, without endpoints
+		for n, p := range of {
+			if len(of) > 1 && n == missing {
+				continue
+			}
 			for i := range c(mostSlices + 1) {
 				out.EndpointSlices = append(out.EndpointSlices, c.slice(s, p, i))
 			}
@@ -58,6 +62,9 @@ func (c Choose) service(number int, places []*Place) *corev1.Service {
 	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: string(rune('a' + number))}}
 	s.Spec.Type = One(c, []corev1.ServiceType{corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer})
 	balanced := s.Spec.Type == corev1.ServiceTypeLoadBalancer
+	if balanced {
+		s.Spec.AllocateLoadBalancerNodePorts = new(false)
+	}
 	guarded := balanced && c.Maybe(3)
 	for _, p := range places {
 		s.Spec.ClusterIPs = append(s.Spec.ClusterIPs, p.clusterIPs[number].String())
@@ -85,9 +92,15 @@ func (c Choose) service(number int, places []*Place) *corev1.Service {
 	}
 	if c.Maybe(3) {
 		s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+		if c.Maybe(2) { // the default is three hours
+			s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: new(One(c, affinityTimeouts))}}
+		}
 	}
 	return s
 }
+
+// affinityTimeouts, in seconds, are longer than a test takes to find out whether clients stay with an endpoint.
+var affinityTimeouts = []int32{600, 86400}
 
 func (c Choose) ports(number int, kind corev1.ServiceType) (ports []corev1.ServicePort) {
 	for i := range 1 + c(mostPorts) {
@@ -120,14 +133,18 @@ func (c Choose) slice(s *corev1.Service, p *Place, number int) *discoveryv1.Endp
 		}
 		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: &port.Name, Protocol: &port.Protocol, Port: &target})
 	}
-	hinted := c.Maybe(4)
+	hints := One(c, []hints{{}, {}, {}, {zones: true}, {nodes: true}, {zones: true, nodes: true}})
 	for _, addr := range Some(c, p.Endpoints, mostEndpoints, netip.Addr.Compare) {
-		slice.Endpoints = append(slice.Endpoints, c.endpoint(addr, p.nodeOf(addr), hinted))
+		slice.Endpoints = append(slice.Endpoints, c.endpoint(addr, p.nodeOf(addr), hints))
 	}
 	return slice
 }
 
-func (c Choose) endpoint(addr netip.Addr, node string, hinted bool) discoveryv1.Endpoint {
+// hints says which hints the endpoints of a slice have. One in ten endpoints has none all the same, so that the hints of
+// the others do not count.
+type hints struct{ zones, nodes bool }
+
+func (c Choose) endpoint(addr netip.Addr, node string, hinted hints) discoveryv1.Endpoint {
 	e := discoveryv1.Endpoint{Addresses: []string{addr.String()}}
 	zones := []string{"zone-a", "zone-b"}
 	if node != "" {
@@ -136,14 +153,32 @@ func (c Choose) endpoint(addr netip.Addr, node string, hinted bool) discoveryv1.
 			e.Zone = &zones[1]
 		}
 	}
-	e.Conditions.Ready = new(!c.Maybe(4))
-	if !*e.Conditions.Ready {
-		e.Conditions.Serving, e.Conditions.Terminating = new(c.Maybe(2)), new(c.Maybe(2))
+	e.Conditions = c.conditions()
+	if hinted == (hints{}) || c.Maybe(10) {
+		return e
 	}
-	if hinted {
-		e.Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: One(c, zones)}}}
+	e.Hints = &discoveryv1.EndpointHints{}
+	if hinted.zones {
+		e.Hints.ForZones = []discoveryv1.ForZone{{Name: One(c, zones)}}
+	}
+	if hinted.nodes {
+		e.Hints.ForNodes = []discoveryv1.ForNode{{Name: One(c, []string{lab.NodeName, lab.RemoteName})}}
 	}
 	return e
+}
+
+// conditions draws those of an endpoint, as controllers write them: one that is ready and terminates is published though
+// it is not ready.
+func (c Choose) conditions() discoveryv1.EndpointConditions {
+	switch {
+	case c.Maybe(4):
+		return discoveryv1.EndpointConditions{Ready: new(false), Serving: new(c.Maybe(2)), Terminating: new(c.Maybe(2))}
+	case c.Maybe(10):
+		return discoveryv1.EndpointConditions{Ready: new(true), Serving: new(true), Terminating: new(true)}
+	case c.Maybe(10):
+		return discoveryv1.EndpointConditions{} // ready
+	}
+	return discoveryv1.EndpointConditions{Ready: new(true)}
 }
 
 func texts[T fmt.Stringer](list []T) (out []string) {

@@ -1,0 +1,87 @@
+package compiler
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/nftproxy/nftproxy/internal/directreturn"
+	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// front serves new connections to some external addresses before the chains do that the plans name, and packets to them
+// before any other chain of the table. What it leaves alone goes on to those. It owns its sets and chains in the draft.
+type front interface {
+	// Ask takes the state of a Service port, nil if it is gone.
+	Ask(model.PortID, *model.ServicePort)
+	// Serve takes the Service port that owns an external address, nil for none.
+	Serve(directreturn.Frontend, *model.ServicePort)
+	// Restore takes the elements of an earlier process's sets, before the first Serve.
+	Restore(func(*nft.Set) []nft.Element)
+	// Settle brings the sets in line with what was asked and is served. It reports whether the rules changed.
+	Settle() bool
+	// Without returns the Service ports that ask in vain, each once, and the number of all.
+	Without() (news []model.PortID, all int)
+	// Services returns the rules with which the chain services begins, and Chains the chains. Neither serves clients that
+	// local matches. The rules of guard may drop packets before they leave this node.
+	Services() []nft.Rule
+	Chains(local []nft.Statement, guard []nft.Rule) []*nft.Chain
+}
+
+func newFront(draft *nft.Draft, config *Config) front {
+	return directreturn.New(draft, config.DirectReturn)
+}
+
+// serveFront tells the front who owns a frontend.
+func (f *family) serveFront(s *frontendState) {
+	if s.frontend.isNodePort() {
+		return
+	}
+	var owner *model.ServicePort
+	if len(s.claims) > 0 && s.claims[0].rank != rankClusterIP {
+		owner = s.claims[0].port.ServicePort
+	}
+	fe := directreturn.Frontend{Addr: netip.AddrPortFrom(s.frontend.addr, s.frontend.port), Protocol: s.frontend.protocol}
+	f.front.Serve(fe, owner)
+}
+
+// Restore makes the compiler go on from the kernel's tables, of whose sets elements returns the elements; none if there is
+// no such set. Call it before the first Apply. Without it, open connections to addresses that have lost direct return are
+// cut at once.
+func (c *Compiler) Restore(elements func(nft.Family, *nft.Set) []nft.Element) {
+	for _, f := range c.served() {
+		f.front.Restore(func(s *nft.Set) []nft.Element { return elements(f.program.family, s) })
+	}
+}
+
+// WithoutDirectReturn returns the Service ports that ask for direct return and have none, because others of the family
+// or of the namespace have as many addresses as may have it, or because they have too many endpoints. It returns each once,
+// sorted, and the number of all.
+func (c *Compiler) WithoutDirectReturn() (news []model.PortID, all int) {
+	for _, f := range c.served() {
+		ids, n := f.front.Without()
+		news, all = append(news, ids...), all+n
+	}
+	slices.SortFunc(news, model.PortID.Compare)
+	return news, all
+}
+
+// hasDirectReturn reports whether a table serves a frontend with direct return.
+func hasDirectReturn(t *nft.Table, fe frontend) bool {
+	set := t.Set(directreturn.Addresses)
+	if set == nil {
+		return false
+	}
+	_, has := set.Element(fe.key())
+	return has
+}
+
+func frontRole(chain string) Role {
+	switch {
+	case chain == directreturn.ChainOwn:
+		return RoleServeReturn
+	case slices.Contains(directreturn.ForwardChains, chain):
+		return RoleDirectForward
+	}
+	return RoleOther
+}

@@ -1,0 +1,205 @@
+package evaluator
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+const (
+	// maxBranches bounds the ways through one base chain of another program that are followed.
+	maxBranches = 256
+	// maxOrders bounds how many tables with chains of equal priority are each tried first.
+	maxOrders = 256
+)
+
+// others keeps what the walks of one packet have in common: the elements that the kernel found.
+type others struct {
+	found map[lookedUp]answer
+	// ordered says of chains with one priority whether their order makes a difference.
+	ordered map[arrival]bool
+	// spent counts the statements and chains of all walks, also of those that only tell whether something matters.
+	spent int
+}
+
+// spend reports whether the walks take longer than they may.
+func (o *others) spend(statements int) bool {
+	o.spent += statements
+	return o.spent > maxAllStatements
+}
+
+// arrival is a packet before the chains of one priority, of which first is one. Devices may share chains, and a packet
+// comes to those of more than one.
+type arrival struct {
+	first    *nft.Chain
+	hook     nft.Hook
+	iif, oif ifname
+	state
+}
+
+// state holds the parts of a packet and of its connection that rules change, with the changes of sets.
+type state struct {
+	source, destination netip.AddrPort
+	mark, ctMark        mark
+	routingMark         mark
+	hops                uint8
+	untracked           bool
+	translated, changed [2]bool
+	copyTo              netip.Addr
+	changes             string
+}
+
+func (w *walk) state() state {
+	s := state{w.source, w.destination, w.mark, w.ctMark, w.routingMark, w.hops, w.untracked, w.translated, w.changed, w.fate.CopyTo, ""}
+	if len(w.changes) > 0 {
+		s.changes = fmt.Sprint(w.changes)
+	}
+	return s
+}
+
+// otherChain runs a base chain of another program. Where a rule asks for something unknown, the chain is run once for
+// each answer. Ways that treat the packet alike count as one, and then the packet does not depend on those answers.
+func (w *walk) otherChain(c baseChain) (nft.Verdict, error) {
+	before := *w
+	before.fate.Path, before.fate.Depends = slices.Clip(before.fate.Path), slices.Clip(before.fate.Depends)
+	type end struct {
+		walk    walk
+		verdict nft.Verdict
+	}
+	var ends []end
+	answers := &draws{}
+	for more, n := true, 0; more; n++ {
+		*w = before
+		w.draws = answers
+		at := place{Table: c.Table, base: c.chain, chain: c.chain}
+		v, err := w.meet(c, at)
+		if more = answers.next(); n == maxBranches && more {
+			err, more = fmt.Errorf("it has more than %d ways for the packet", maxBranches), false
+		}
+		if err != nil {
+			w.undecided(at, nil, err.Error())
+			v = nft.Drop
+		}
+		known := slices.ContainsFunc(ends, func(e end) bool {
+			return e.verdict.Kind == v.Kind && e.walk.fate.Result == w.fate.Result && e.walk.state() == w.state()
+		})
+		if !known {
+			ends = append(ends, end{*w, v})
+		}
+	}
+	chosen := 0
+	if len(ends) > 1 {
+		chosen = int(before.draws.draw(uint32(len(ends))))
+	}
+	*w = ends[chosen].walk
+	w.draws = before.draws
+	if len(ends) == 1 {
+		w.fate.Depends = before.fate.Depends
+	}
+	return ends[chosen].verdict, nil
+}
+
+// meet runs a base chain of another program, if the packet comes to it.
+func (w *walk) meet(c baseChain, at place) (nft.Verdict, error) {
+	if !c.maybe {
+		return w.runBaseChain(at)
+	}
+	comes := w.draws.draw(2) == 1
+	verdict := "if the packet does not come by its devices"
+	if comes {
+		verdict = "if the packet comes by one of its devices"
+	}
+	w.fate.Depends = append(slices.Clip(w.fate.Depends), Step{Hook: w.hook, Table: at.Table, Chain: at.chain, Verdict: verdict})
+	if comes {
+		return w.runBaseChain(at)
+	}
+	return nft.Accept, nil
+}
+
+// OrderOfChains is the end of the Verdict of a Step in Depends that is about the order of chains.
+const OrderOfChains = "before other tables' chains of its priority"
+
+// runTogether runs chains with one priority. The kernel runs the one first that was added last (nf_hook_entries_grow). It
+// lists the chains of a table in the order in which they were added, but does not tell which of two tables got its chain
+// last: if that makes a difference, each table is the first one in turn, and before all the one that was made last.
+func (w *walk) runTogether(chains []baseChain) (bool, error) {
+	var orders [][]baseChain
+	for i, c := range chains {
+		if i == 0 || c.Table != chains[i-1].Table {
+			isFirst := func(o baseChain) bool { return o.Table == c.Table }
+			first := slices.DeleteFunc(slices.Clone(chains), func(o baseChain) bool { return !isFirst(o) })
+			if len(orders) == maxOrders {
+				return false, fmt.Errorf("more than %d tables have chains of the hook %s with priority %d", maxOrders, w.hook, runsAt(c.chain))
+			}
+			orders = append(orders, append(first, slices.DeleteFunc(slices.Clone(chains), isFirst)...))
+		}
+	}
+	if len(orders) == 1 {
+		return w.runChains(chains)
+	}
+	at := arrival{chains[0].chain, w.hook, w.iif, w.oif, w.state()}
+	matters, known := w.others.ordered[at]
+	if !known {
+		var err error
+		if matters, err = w.orderMatters(orders); err != nil {
+			return false, err
+		}
+		w.others.ordered[at] = matters
+	}
+	if !matters {
+		return w.runChains(chains)
+	}
+	chosen := orders[w.draws.draw(uint32(len(orders)))]
+	c := chosen[0]
+	w.fate.Depends = append(slices.Clip(w.fate.Depends), Step{
+		Hook: w.hook, Table: c.Table, Chain: c.chain, Verdict: "if it runs " + OrderOfChains,
+	})
+	return w.runChains(chosen)
+}
+
+// orderMatters reports whether the order of chains makes a difference to the packet. It ends where Fates gives up.
+func (w *walk) orderMatters(orders [][]baseChain) (matters bool, err error) {
+	before := *w
+	defer func() { *w = before }()
+	before.fate.Path, before.fate.Depends = slices.Clip(before.fate.Path), slices.Clip(before.fate.Depends)
+	type end struct {
+		state
+		on      bool
+		result  Result
+		decided *nft.Chain
+	}
+	var first map[end]bool
+	for _, chains := range orders {
+		ends, answers := map[end]bool{}, &draws{}
+		statements := 0
+		for paths := 0; paths == 0 || paths < maxPaths && statements <= maxAllStatements && answers.next(); paths++ {
+			*w = before
+			w.draws = answers
+			on, err := w.runChains(chains)
+			if err != nil {
+				return false, err
+			}
+			statements += w.statements - before.statements
+			e := end{state: w.state(), on: on, result: w.fate.Result}
+			if !on {
+				e.state, e.decided = state{}, w.fate.Path[len(w.fate.Path)-1].Chain
+			}
+			ends[e] = true
+		}
+		if first == nil {
+			first = ends
+		}
+		matters = matters || !maps.Equal(first, ends)
+	}
+	return matters, nil
+}
+
+// undecided ends the walk at a rule whose result is not known.
+func (w *walk) undecided(at place, r *nft.Rule, why string) {
+	w.fate.Result = Undecided
+	w.step(at, r, why)
+	w.fate.Depends = append(w.fate.Depends, w.fate.Path[len(w.fate.Path)-1])
+}

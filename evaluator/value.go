@@ -1,0 +1,506 @@
+package evaluator
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+
+	"github.com/nftproxy/nftproxy/nft"
+	"golang.org/x/sys/unix"
+)
+
+// UnknownSourcePort is in the text of the error that says that a rule looks at the source port of a packet without one.
+const UnknownSourcePort = "the source port is not known"
+
+// value is what is known of an expression's value, with padding.
+type value struct {
+	// data and known are of the same length: known has a bit for each bit of data that is known, and the others of data
+	// are 0.
+	data, known []byte
+	// why says why bits are not known.
+	why string
+	// never, if set, is a value that it certainly does not have.
+	never []byte
+	// absent says that the kernel ends the rule: the packet has no such value.
+	absent bool
+}
+
+func known[T string | nft.Data | []byte](data T) value {
+	padded := make([]byte, (len(data)+3)/4*4)
+	copy(padded, data)
+	return value{data: padded, known: bytes.Repeat([]byte{0xff}, len(padded))}
+}
+
+func unknown(length int, why string) value {
+	length = (max(length, 0) + 3) / 4 * 4
+	return value{data: make([]byte, length), known: make([]byte, length), why: why}
+}
+
+// integer is a number in host byte order of which some bits may be unknown.
+func integer(v, unknown uint32, why string) value {
+	return value{data: binary.NativeEndian.AppendUint32(nil, v&^unknown), known: binary.NativeEndian.AppendUint32(nil, ^unknown), why: why}
+}
+
+func (v value) isKnown() bool { return allOnes(v.known) }
+
+func allOnes(b []byte) bool {
+	for _, x := range b {
+		if x != 0xff {
+			return false
+		}
+	}
+	return true
+}
+
+// truth is the result of a comparison: no, maybe or yes.
+type truth int8
+
+const (
+	no truth = iota
+	maybe
+	yes
+)
+
+func truthOf(b bool) truth {
+	if b {
+		return yes
+	}
+	return no
+}
+
+// compare compares the value as the kernel does.
+func (v value) compare(c nft.Comparison) truth {
+	n := min(len(c.First), len(v.data))
+	data, known := bytes.Clone(v.data[:n]), bytes.Clone(v.known[:n])
+	for i := range c.Mask {
+		if i < n {
+			data[i], known[i] = data[i]&c.Mask[i], known[i]|^c.Mask[i]
+		}
+	}
+	all := allOnes(known)
+	if c.Last != nil {
+		if !all {
+			return maybe
+		}
+		in := bytes.Compare(data, c.First) >= 0 && bytes.Compare(data, c.Last) <= 0
+		return truthOf(in == (c.Op == nft.Equal))
+	}
+	if c.Op == nft.Equal || c.Op == nft.NotEqual {
+		t := maybe
+		if all {
+			t = yes
+		}
+		for i, want := range c.First[:n] {
+			if (data[i]^want)&known[i] != 0 {
+				t = no
+			}
+		}
+		if t == maybe && c.Mask == nil && v.never != nil && len(c.First) > len(loopback) && bytes.HasPrefix(v.never, c.First) {
+			t = no
+		}
+		if c.Op == nft.NotEqual {
+			t = yes - t
+		}
+		return t
+	}
+	if !all {
+		return maybe
+	}
+	order := bytes.Compare(data, c.First)
+	return truthOf(map[nft.Op]bool{nft.Less: order < 0, nft.LessOrEqual: order <= 0, nft.Greater: order > 0, nft.GreaterOrEqual: order >= 0}[c.Op])
+}
+
+// value evaluates an expression.
+func (s *statements) value(e nft.Expr) value {
+	length := nft.Concat{e}.Len()
+	switch e := e.(type) {
+	case nft.Field:
+		return s.field(e)
+	case nft.Payload:
+		return s.payload(e)
+	case nft.Constant:
+		return known(nft.Data(e))
+	case nft.Bits:
+		return s.bits(e)
+	case nft.Swapped:
+		return s.swapped(e)
+	case nft.Mapped:
+		return s.mapped(e)
+	case nft.Fib:
+		return s.fib(e)
+	case nft.Numgen:
+		if e.Mod == 0 {
+			return unknown(length, "there is no number below 0")
+		}
+		if e.Mod > maxBranches && s.lenient() {
+			return unknown(length, "there are too many numbers to draw")
+		}
+		return known(nft.IntegerData(e.Offset + s.draws.draw(e.Mod)))
+	case nft.JHash:
+		return s.hash(e)
+	}
+	return unknown(length, "the evaluator does not model "+e.String())
+}
+
+// evaluate returns the value of a concatenation.
+func (s *statements) evaluate(c nft.Concat) (all value) {
+	for _, e := range c {
+		v := s.value(e)
+		all.data, all.known, all.absent = append(all.data, v.data...), append(all.known, v.known...), all.absent || v.absent
+		if all.why == "" && !v.isKnown() {
+			all.why = v.why
+		}
+	}
+	return all
+}
+
+func (s *statements) bits(e nft.Bits) value {
+	v := s.value(e.Of)
+	v.data, v.known, v.never = bytes.Clone(v.data), bytes.Clone(v.known), nil
+	for i := range min(len(v.data), len(e.Mask), len(e.Xor)) {
+		v.data[i], v.known[i] = v.data[i]&e.Mask[i]^e.Xor[i], v.known[i]|^e.Mask[i]
+		v.data[i] &= v.known[i]
+	}
+	return v
+}
+
+func (s *statements) swapped(e nft.Swapped) value {
+	v := s.value(e.Of)
+	v.data, v.known, v.never = bytes.Clone(v.data), bytes.Clone(v.known), nil
+	if binary.NativeEndian.Uint16([]byte{1, 0}) != 1 || e.Size <= 0 {
+		return v
+	}
+	for at := 0; at+e.Size <= len(v.data); at += e.Size {
+		for i, j := at, at+e.Size-1; i < j; i, j = i+1, j-1 {
+			v.data[i], v.data[j] = v.data[j], v.data[i]
+			v.known[i], v.known[j] = v.known[j], v.known[i]
+		}
+	}
+	return v
+}
+
+// field returns the current value of a field.
+func (s *statements) field(f nft.Field) value {
+	if p, is := f.Payload(); is {
+		if !f.InFamily(s.walk.family) {
+			return unknown(nft.Concat{f}.Len(), fmt.Sprintf("packets of family %s have no %s", s.walk.family, f))
+		}
+		switch f { // what most rules ask for, without the rest of the header
+		case nft.IPSaddr, nft.IP6Saddr:
+			return s.address(s.source.Addr())
+		case nft.IPDaddr, nft.IP6Daddr:
+			return s.address(s.walk.destination.Addr())
+		case nft.ThSport:
+			return s.port(s.source.Port(), UnknownSourcePort)
+		case nft.ThDport:
+			return s.port(s.walk.destination.Port(), "the destination port is not known")
+		}
+		return s.payload(p)
+	}
+	switch f {
+	case nft.MetaL4proto:
+		return known([]byte{s.packet.Protocol})
+	case nft.MetaMark:
+		return integer(s.mark.bits, s.mark.unknown, "the mark of the packet is not known")
+	case nft.MetaNfproto:
+		if s.Family.Routes() {
+			return known([]byte{byte(s.walk.family)})
+		}
+		return known([]byte{byte(s.Family)})
+	case nft.MetaProtocol:
+		return known(s.etherType())
+	case nft.MetaPkttype:
+		if s.atDevice || s.walk.destination.Addr().IsMulticast() {
+			return unknown(1, "the kind of the frame is not known")
+		}
+		return known([]byte{unix.PACKET_HOST})
+	case nft.MetaIifname, nft.MetaIif:
+		return s.ifname(f, s.incoming())
+	case nft.MetaOifname, nft.MetaOif:
+		return s.ifname(f, s.oif)
+	case nft.FibSaddrType:
+		return s.addressType(s.source.Addr())
+	case nft.FibDaddrType:
+		return s.addressType(s.walk.destination.Addr())
+	case nft.CTState, nft.CTStatus, nft.CTMark, nft.CTDirection, nft.CTOriginalIPDaddr, nft.CTOriginalIP6Daddr, nft.CTOriginalProtoDst, nft.CTReplyProtoSrc,
+		nft.CTZone, nft.CTOriginalIPSaddr, nft.CTOriginalIP6Saddr, nft.CTOriginalProtoSrc, nft.CTReplyIPSaddr, nft.CTReplyIP6Saddr, nft.CTReplyProtoDst:
+		return s.connection(f)
+	}
+	return unknown(nft.Concat{f}.Len(), f.String()+" is not known")
+}
+
+// connection returns a field of the packet's connection.
+func (s *statements) connection(f nft.Field) value {
+	length := nft.Concat{f}.Len()
+	established := s.packet.Connection != nil
+	switch {
+	case s.Family == nft.FamilyBridge:
+		return unknown(length, "connection tracking of bridges is not modelled")
+	case f == nft.CTState && s.untracked:
+		return known(nft.IntegerData(nft.CTStateUntracked))
+	case !s.tracked && !s.lenient():
+		return unknown(length, "the chain runs before connection tracking")
+	case f == nft.CTState && !s.tracked:
+		return known(nft.IntegerData(nft.CTStateInvalid))
+	case s.untracked || !s.tracked:
+		return value{absent: true}
+	}
+	switch f {
+	case nft.CTState:
+		if established {
+			return known(nft.IntegerData(nft.CTStateEstablished))
+		}
+		return known(nft.IntegerData(nft.CTStateNew))
+	case nft.CTStatus:
+		return integer(s.ctStatus(), ^uint32(nft.CTStatusDNAT|nft.CTStatusSNAT), "the evaluator knows no ct status but snat and dnat")
+	case nft.CTMark:
+		if !established {
+			return integer(s.ctMark.bits, s.ctMark.unknown, "the mark of the connection is not known")
+		}
+	case nft.CTZone: // a rule that sets another one ends the walk
+		return known([]byte{0, 0})
+	case nft.CTDirection:
+		return known([]byte{0})
+	case nft.CTOriginalIPDaddr, nft.CTOriginalIP6Daddr:
+		return s.address(s.packet.Destination.Addr())
+	case nft.CTOriginalIPSaddr, nft.CTOriginalIP6Saddr:
+		return s.address(s.packet.Source.Addr())
+	case nft.CTOriginalProtoDst:
+		return s.port(s.packet.Destination.Port(), "the destination port is not known")
+	case nft.CTOriginalProtoSrc:
+		return s.port(s.packet.Source.Port(), UnknownSourcePort)
+	case nft.CTReplyProtoSrc:
+		return s.port(s.answerer().Port(), "the destination port is not known")
+	case nft.CTReplyIPSaddr, nft.CTReplyIP6Saddr:
+		return s.address(s.answerer().Addr())
+	}
+	return unknown(length, f.String()+" is not known")
+}
+
+func (w *walk) ctStatus() uint32 {
+	var status uint32
+	if w.changed[destination] {
+		status |= nft.CTStatusDNAT
+	}
+	if w.changed[source] {
+		status |= nft.CTStatusSNAT
+	}
+	return status
+}
+
+// answerer returns the address that answers the connection, as far as the walk has decided yet.
+func (w *walk) answerer() netip.AddrPort {
+	if c := w.packet.Connection; c != nil && w.changed[destination] {
+		return c.Destination
+	}
+	return w.destination
+}
+
+// address returns an address as a value. If it is not known, masquerading chose it.
+func (w *walk) address(addr netip.Addr) value {
+	if !addr.IsValid() {
+		return unknown(w.destination.Addr().BitLen()/8, "the source address after masquerading towards "+w.destination.Addr().String()+" is not known")
+	}
+	return known(nft.AddrData(addr))
+}
+
+// port returns the value of a port field. If the protocol has no ports, it is unknown: the kernel reads whatever bytes
+// are in their place.
+func (w *walk) port(port uint16, why string) value {
+	switch {
+	case !hasPorts(w.packet.Protocol):
+		why = nft.ProtocolName(w.packet.Protocol) + " has no ports"
+	case port != 0:
+		return known(binary.BigEndian.AppendUint16(nil, port))
+	}
+	return unknown(2, why)
+}
+
+// etherType is the protocol of an Ethernet frame with the packet.
+func (w *walk) etherType() []byte {
+	if w.family == nft.FamilyIP6 {
+		return binary.BigEndian.AppendUint16(nil, unix.ETH_P_IPV6)
+	}
+	return binary.BigEndian.AppendUint16(nil, unix.ETH_P_IP)
+}
+
+// incoming is the interface that the packet comes in by. If nobody has named it, for rules of other programs it is that of
+// the route to its source.
+func (s *statements) incoming() ifname {
+	if s.lenient() {
+		return s.walk.incoming()
+	}
+	return s.iif
+}
+
+func (w *walk) incoming() ifname {
+	if name := w.routeTo(w.packet.Source.Addr()).Interface; w.iif.unknown != "" && name != "" && !w.atDevice {
+		return ifname{name: name}
+	}
+	return w.iif
+}
+
+// loopbackIndex is the number of lo in every network namespace.
+const loopbackIndex = 1
+
+// ifname returns the name or the number of an interface. A hook without such an interface sees an empty name.
+func (w *walk) ifname(f nft.Field, of ifname) value {
+	var name [unix.IFNAMSIZ]byte
+	copy(name[:], of.name)
+	v, never := known(name[:]), []byte(loopback+string(make([]byte, unix.IFNAMSIZ-len(loopback))))
+	if f == nft.MetaIif || f == nft.MetaOif {
+		index, is := w.host.Interfaces[of.name]
+		if !is && of.name != "" {
+			of.unknown = "the number of the interface " + of.name + " is not known"
+		}
+		v, never = known(nft.IntegerData(index)), []byte(nft.IntegerData(loopbackIndex))
+	}
+	if of.unknown != "" {
+		v = unknown(len(v.data), of.unknown)
+	}
+	if of.name != loopback { // packets that come in by lo are the node's own, and packets to the node leave by lo
+		v.never = never
+	}
+	return v
+}
+
+// addressType returns the type of an address, as the routing tables say.
+func (w *walk) addressType(addr netip.Addr) value {
+	switch {
+	case !addr.IsValid() || w.host.isLocal(addr): // masquerading chose it
+		return known(nft.IntegerData(unix.RTN_LOCAL))
+	case addr.IsMulticast():
+		return known(nft.IntegerData(unix.RTN_MULTICAST))
+	case w.host.isBroadcast(addr):
+		return known(nft.IntegerData(unix.RTN_BROADCAST))
+	}
+	if r, why := w.findRoute(addr); why == "" && r.Destination.IsValid() && r.Type == "" {
+		return known(nft.IntegerData(unix.RTN_UNICAST))
+	}
+	v := unknown(4, "the evaluator knows no address type but local")
+	v.never = []byte(nft.IntegerData(unix.RTN_LOCAL))
+	return v
+}
+
+// part is a part of a header.
+type part struct {
+	at int
+	value
+}
+
+// payload returns a part of the packet's headers.
+func (s *statements) payload(p nft.Payload) value {
+	out := unknown(int(min(p.Length, 64)), "the evaluator does not model "+p.String())
+	if p.Length > 64 || p.Offset > 1<<16 {
+		return out
+	}
+	for _, part := range s.header(p.Base) {
+		for i := range part.data {
+			if at := part.at + i - int(p.Offset); at >= 0 && at < int(p.Length) {
+				out.data[at], out.known[at] = part.data[i], part.known[i]
+				if part.why != "" {
+					out.why = part.why
+				}
+			}
+		}
+	}
+	for i := int(p.Length); i < len(out.known); i++ { // padding
+		out.known[i] = 0xff
+	}
+	return out
+}
+
+// header returns what is known of a header, each part with its true length.
+func (s *statements) header(base nft.PayloadBase) []part {
+	cut := func(at, length int, v value) part {
+		v.data, v.known = v.data[:length], v.known[:length]
+		return part{at, v}
+	}
+	addr := s.walk.destination.Addr().BitLen() / 8
+	hops := known([]byte{s.hops})
+	if !s.hopsSet && s.lenient() {
+		hops = unknown(1, "how far the packet has come is not known")
+	}
+	switch {
+	case base == nft.LinkHeader:
+		return []part{cut(12, 2, known(s.etherType()))}
+	case base == nft.NetworkHeader && s.walk.family == nft.FamilyIP:
+		return []part{
+			cut(0, 1, known([]byte{4<<4 | 5})),
+			cut(6, 2, value{data: []byte{0, 0}, known: []byte{0x3f, 0xff}, why: "whether the packet may be fragmented is not known"}),
+			cut(8, 1, hops), cut(9, 1, known([]byte{s.packet.Protocol})),
+			cut(12, addr, s.address(s.source.Addr())), cut(16, addr, s.address(s.walk.destination.Addr())),
+		}
+	case base == nft.NetworkHeader:
+		return []part{
+			cut(6, 1, known([]byte{s.packet.Protocol})), cut(7, 1, hops),
+			cut(8, addr, s.address(s.source.Addr())), cut(24, addr, s.address(s.walk.destination.Addr())),
+		}
+	case base == nft.TransportHeader:
+		return s.transportHeader(cut)
+	}
+	return nil
+}
+
+// tcpFlags are those of a TCP header that say what the packet does. Others are about congestion.
+const tcpFlags = 0x3f
+
+// Types of the messages that begin a connection. Errors belong to other connections.
+const echoRequest, echoRequestV6 = 8, 128
+
+func (s *statements) transportHeader(cut func(int, int, value) part) (parts []part) {
+	first := s.packet.Connection == nil
+	parts = []part{
+		cut(0, 2, s.port(s.source.Port(), UnknownSourcePort)), cut(2, 2, s.port(s.walk.destination.Port(), "the destination port is not known")),
+	}
+	switch protocol := s.packet.Protocol; {
+	case protocol == unix.IPPROTO_ICMP && first:
+		parts = append(parts, cut(0, 2, known([]byte{echoRequest, 0})))
+	case protocol == unix.IPPROTO_ICMPV6 && first:
+		parts = append(parts, cut(0, 2, known([]byte{echoRequestV6, 0})))
+	case protocol == unix.IPPROTO_TCP && first:
+		parts = append(parts, cut(13, 1, value{data: []byte{nft.TCPFlagSYN}, known: []byte{tcpFlags}, why: "flags about congestion are not known"}))
+	case protocol == unix.IPPROTO_TCP:
+		parts = append(parts, cut(13, 1, unknown(1, "the flags of later packets are not known")))
+	}
+	return parts
+}
+
+// fib returns the type of an address, or the interface of the route to it: perhaps only if that is the one that the packet
+// comes in by.
+func (s *statements) fib(e nft.Fib) value {
+	length := nft.Concat{e}.Len()
+	addr := s.walk.destination.Addr()
+	if e.Saddr {
+		addr = s.source.Addr()
+	}
+	if e.Result == nft.FibType && !e.Iif && !e.Oif {
+		return s.addressType(addr)
+	}
+	r, why := s.findRoute(addr)
+	name := r.Interface
+	if e.Result == nft.FibType || len(s.host.Routes) == 0 || name == loopback || e.Oif || !addr.IsValid() || s.hook == nft.HookOutput ||
+		why != "" || r.Type != "" || s.host.routesByMore() || r.Destination.IsValid() && name == "" {
+		return unknown(length, e.String()+" is not known")
+	}
+	if e.Iif {
+		in := s.incoming()
+		if in.unknown != "" {
+			return unknown(length, in.unknown)
+		}
+		if in.name != name {
+			name = ""
+		}
+	}
+	index, is := s.host.Interfaces[name]
+	switch {
+	case e.Result == nft.FibExists:
+		return known(nft.IntegerData(uint32(min(len(name), 1))))
+	case e.Result == nft.FibOifname:
+		return known(append([]byte(name), make([]byte, unix.IFNAMSIZ-min(len(name), unix.IFNAMSIZ))...))
+	case is || name == "":
+		return known(nft.IntegerData(index))
+	}
+	return unknown(length, e.String()+" is not known")
+}

@@ -1,0 +1,236 @@
+package directreturn
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// The chains.
+const (
+	chainPrerouting = "filter-prerouting-direct"
+	chainFind       = "direct-find"
+	chainForward    = "direct-forward"
+	chainAgain      = "direct-again"
+	chainAsk        = "direct-ask"
+	chainLeave      = "direct-leave"
+	chainErrors     = "direct-errors"
+	// ChainOwn translates the packets of this node's slots.
+	ChainOwn = "direct-own"
+)
+
+// ForwardChains are the chains that send packets to other nodes.
+var ForwardChains = []string{chainPrerouting, chainFind, chainForward, chainAgain, chainAsk, chainLeave, chainErrors}
+
+const (
+	// forwardTTL has a packet that the first node sends on: enough to be asked about when it arrives. askTTL has a packet
+	// about which other nodes are asked: enough to reach the pod of another node, and too small for one from a client.
+	forwardTTL, askTTL = 17, 8
+	// seed of the hash of a client; the same on all nodes.
+	seed = 0x6e667470
+)
+
+var affinities = [...]bool{false, true}
+
+func frontendKey(f nft.Family) nft.Concat { return nft.Concat{f.Daddr(), nft.MetaL4proto, nft.ThDport} }
+
+// quotedFrontend returns the fields of an ICMP error that quotes an answer of a frontend.
+func quotedFrontend(f nft.Family) nft.Concat {
+	if f == nft.FamilyIP6 {
+		return nft.Concat{f.Daddr(), nft.IP6QuotedProtocol, nft.IP6QuotedSport}
+	}
+	return nft.Concat{f.Daddr(), nft.IPQuotedProtocol, nft.IPQuotedSport}
+}
+
+// quotedClient returns the fields of an ICMP error that quotes an answer to a client.
+func quotedClient(f nft.Family) (addr, port nft.Field) {
+	if f == nft.FamilyIP6 {
+		return nft.IP6QuotedDaddr, nft.IP6QuotedDport
+	}
+	return nft.IPQuotedDaddr, nft.IPQuotedDport
+}
+
+// slotOf is the slot of a client.
+func slotOf(addr, port nft.Field, rank int, affinity bool) nft.JHash {
+	if affinity {
+		port = 0
+	}
+	return nft.JHash{Field: addr, And: port, Mod: slotCount, Seed: seed, Offset: uint32(slotNumber(0, rank, affinity))}
+}
+
+func (p *Planner) key(rank int, affinity bool) nft.Concat {
+	return append(frontendKey(p.family), slotOf(p.family.Saddr(), nft.ThSport, rank, affinity))
+}
+
+func (p *Planner) ttlBelow(hops int) nft.Match {
+	return nft.Match{Field: p.family.TTL(), Op: nft.Less, Value: hops}
+}
+
+func (p *Planner) setTTL(hops uint8) nft.Rule {
+	return nft.NewRule(nft.SetTTL{Family: p.family, Hops: hops})
+}
+
+func (p *Planner) inSet(s *nft.Set) nft.InSet {
+	return nft.InSet{Key: frontendKey(p.family), Set: s.Name}
+}
+
+// Services returns the rules with which the chain of new connections to Services begins. They translate packets of this
+// node's slots, for clients that local does not match.
+func (p *Planner) Services() []nft.Rule {
+	if !p.prefix.IsValid() {
+		return nil
+	}
+	return p.toAddresses(nft.Jump(ChainOwn))
+}
+
+// toAddresses returns a rule that a packet to any of the addresses with direct return matches, and few others.
+func (p *Planner) toAddresses(v nft.Verdict) []nft.Rule {
+	if cheap := cheapPrefix(p.prefix); cheap.Bits() > 0 {
+		return []nft.Rule{nft.NewRule(nft.Match{Field: p.family.Daddr(), Value: cheap}, v)}
+	}
+	return []nft.Rule{nft.NewRule(v)}
+}
+
+// Chains returns the chains. Clients that local matches are of the cluster: they take the usual way. The chains forward run
+// after conntrack: connections that this node translated stay, whoever has their slot now. An entry for any other
+// connection goes with the packet, because it is never confirmed. The rules of guard run before, for packets of connections
+// that this node does not know.
+func (p *Planner) Chains(local []nft.Statement, guard []nft.Rule) []*nft.Chain {
+	if !p.prefix.IsValid() {
+		return nil
+	}
+	chains := []*nft.Chain{
+		{Name: chainPrerouting, Type: nft.TypeFilter, Hook: nft.HookPrerouting, Priority: nft.PriorityMangle, Rules: p.toAddresses(nft.Jump(chainFind))},
+		{Name: chainFind, Rules: p.find()},
+		{Name: chainForward, Rules: p.forward(local, guard)},
+		{Name: chainAgain, Rules: p.again()},
+		{Name: chainErrors, Rules: p.icmpErrors()},
+		{Name: ChainOwn, Rules: p.translateOwn(local)},
+	}
+	if p.leaves {
+		chains = append(chains, &nft.Chain{Name: chainLeave, Rules: []nft.Rule{opensReturn(), nft.NewRule(nft.Goto(chainForward))}})
+	}
+	if p.asks {
+		chains = append(chains, &nft.Chain{Name: chainAsk, Rules: p.ask()})
+	}
+	return chains
+}
+
+// find finds the packets, and the ICMP errors, to addresses with direct return.
+func (p *Planner) find() (rules []nft.Rule) {
+	if p.prefix != cheapPrefix(p.prefix) {
+		rules = append(rules, nft.NewRule(nft.Match{Field: p.family.Daddr(), Op: nft.NotEqual, Value: p.prefix}, nft.Return))
+	}
+	rules = append(rules, nft.NewRule(p.inSet(p.sets.addresses), nft.Goto(chainForward)))
+	if p.leaves {
+		rules = append(rules, nft.NewRule(p.inSet(p.sets.leaving), nft.Goto(chainLeave)))
+	}
+	protocol, field, types := "icmp", nft.ICMPType, []int{nft.ICMPDestinationUnreachable}
+	if p.family == nft.FamilyIP6 {
+		protocol, field, types = "ipv6-icmp", nft.ICMPv6Type, []int{nft.ICMPv6DestinationUnreachable, nft.ICMPv6PacketTooBig}
+	}
+	for _, t := range types { // those that conntrack relates to connections
+		rules = append(rules, nft.NewRule(nft.Match{Field: nft.MetaL4proto, Value: protocol}, nft.Match{Field: field, Value: t}, nft.Goto(chainErrors)))
+	}
+	return rules
+}
+
+func (p *Planner) forward(local []nft.Statement, guard []nft.Rule) []nft.Rule {
+	rules := slices.Concat(returnKnown(), returnAll(local), guard)
+	rules = append(rules, nft.NewRule(p.ttlBelow(forwardTTL), nft.Goto(chainAgain)), p.setTTL(forwardTTL))
+	for _, affinity := range affinities {
+		rules = append(rules, nft.NewRule(nft.Dup{Key: p.key(0, affinity), Map: p.sets.hops.Name}, nft.Drop))
+	}
+	return append(rules, nft.NewRule(nft.Goto(chainAgain)))
+}
+
+// returnKnown leaves packets of connections that this node translated to it, also of a flow that nobody answers.
+func returnKnown() []nft.Rule {
+	return []nft.Rule{
+		nft.NewRule(nft.Match{Field: nft.CTState, Value: nft.CTStateEstablished | nft.CTStateRelated}, nft.Return),
+		nft.NewRule(nft.Match{Field: nft.CTStatus, Value: nft.CTStatusDNAT}, nft.Return),
+	}
+}
+
+func returnAll(matches []nft.Statement) (rules []nft.Rule) {
+	for _, match := range matches {
+		rules = append(rules, nft.NewRule(match, nft.Return))
+	}
+	return rules
+}
+
+// again drops what the node of a slot did not know when it was asked, and asks about packets of TCP.
+func (p *Planner) again() []nft.Rule {
+	rules := []nft.Rule{nft.NewRule(p.ttlBelow(askTTL), nft.Drop)}
+	if p.asks {
+		rules = append(rules, nft.NewRule(isTCP, nft.Goto(chainAsk)))
+	}
+	return append(rules, dropInvalid)
+}
+
+var (
+	isTCP = nft.Match{Field: nft.MetaL4proto, Value: nft.ProtoData(uint8(model.TCP))}
+	// dropInvalid drops packets that nobody would translate: they would go back to the router, again and again.
+	dropInvalid = nft.NewRule(nft.Match{Field: nft.CTState, Value: nft.CTStateInvalid}, nft.Drop)
+)
+
+// ask sends a packet of a TCP connection that this node does not know to the endpoints that may know it.
+func (p *Planner) ask() []nft.Rule {
+	rules := []nft.Rule{opensReturn(), p.setTTL(askTTL)}
+	for _, affinity := range affinities {
+		for rank := asked - 1; rank >= 0; rank-- {
+			send := nft.NewRule(nft.Dup{Key: p.key(rank, affinity), Map: p.sets.others.Name})
+			if rank == 0 {
+				send.Statements = append(send.Statements, nft.Drop)
+			}
+			rules = append(rules, send)
+		}
+	}
+	return append(rules, dropInvalid)
+}
+
+// opensReturn leaves TCP packets that open connections to the chains after these.
+func opensReturn() nft.Rule {
+	return nft.NewRule(isTCP, nft.Match{Field: nft.TCPFlags, Value: nft.TCPFlagSYN}, nft.Return)
+}
+
+// icmpErrors send ICMP errors to the node whose conntrack knows the connection, once: an endpoint may have the address of
+// a node, and the error would go round until its TTL ends.
+func (p *Planner) icmpErrors() []nft.Rule {
+	rules := append(returnKnown()[:1], nft.NewRule(p.ttlBelow(forwardTTL), nft.Drop), p.setTTL(forwardTTL))
+	addr, port := quotedClient(p.family)
+	for _, affinity := range affinities {
+		key := append(quotedFrontend(p.family), slotOf(addr, port, 0, affinity))
+		rules = append(rules, nft.NewRule(nft.Dup{Key: key, Map: p.sets.errorHops.Name}, nft.Drop))
+	}
+	return rules
+}
+
+// translateOwn translates packets of this node's slots, and keeps their source. It drops others that a node has sent here:
+// the client sends again, when the nodes agree. All else goes on as under policy Cluster.
+func (p *Planner) translateOwn(local []nft.Statement) []nft.Rule {
+	rules := returnAll(local)
+	for _, affinity := range affinities {
+		rules = append(rules, nft.NewRule(nft.DNAT{Family: p.family, Key: p.key(0, affinity), Map: p.sets.own.Name}))
+	}
+	return append(rules, nft.NewRule(p.inSet(p.sets.addresses), p.ttlBelow(forwardTTL), nft.Drop))
+}
+
+// cheapPrefix shortens a prefix to one that the kernel compares inline: it loads 1, 2 or 4 bytes, with or without a mask.
+// Others cost twice the time, because nft loads 3 bytes for 24 bits, and masks 16 bytes of an IPv6 address or loads more
+// than 4. A lookup in a set costs three times as much.
+func cheapPrefix(p netip.Prefix) netip.Prefix {
+	bits := p.Bits()
+	switch {
+	case p.Addr().Is4() && bits == 24:
+		bits = 23
+	case p.Addr().Is6():
+		bits = min(bits, 32) / 8 * 8
+		if bits == 24 {
+			bits = 16
+		}
+	}
+	return netip.PrefixFrom(p.Addr(), bits).Masked()
+}

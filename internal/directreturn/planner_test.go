@@ -1,0 +1,134 @@
+package directreturn
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/nftproxy/nftproxy/model"
+	"github.com/nftproxy/nftproxy/nft"
+)
+
+// oneService is a planner with one address of one Service port.
+type oneService struct {
+	*testing.T
+	*Planner
+	fe   Frontend
+	port *model.ServicePort
+}
+
+func newOneService(t *testing.T, protocol model.Protocol) *oneService {
+	fe := Frontend{netip.MustParseAddrPort("203.0.113.1:80"), protocol}
+	return &oneService{T: t, Planner: New(nft.NewDraft(nft.FamilyIP, "kube-proxy", ""), true), fe: fe, port: &model.ServicePort{
+		ID:   model.PortID{Namespace: "shop", Service: "web", Protocol: protocol, Family: model.IPv4},
+		Port: 80, LoadBalancerIPs: []netip.Addr{fe.Addr.Addr()}, DirectReturn: true,
+		Cluster: []model.Endpoint{
+			{AddrPort: netip.MustParseAddrPort("10.244.1.5:8080"), Local: true},
+			{AddrPort: netip.MustParseAddrPort("10.244.2.5:8080"), Remote: true},
+		},
+	}}
+}
+
+// change changes the Service port; nil deletes it.
+func (s *oneService) change(edit func(*model.ServicePort)) {
+	next := *s.port
+	s.port = &next
+	if edit == nil {
+		s.Ask(s.port.ID, nil)
+		s.Serve(s.fe, nil)
+	} else {
+		edit(s.port)
+		s.Ask(s.port.ID, s.port)
+		s.Serve(s.fe, s.port)
+	}
+	s.Settle()
+}
+
+// expect compares the state of the address: direct, leaving, or none of both.
+func (s *oneService) expect(when string, direct, leaving bool) {
+	s.Helper()
+	if got := []bool{s.sets.addresses.Len() > 0, s.sets.leaving.Len() > 0}; !slices.Equal(got, []bool{direct, leaving}) {
+		s.Errorf("%s: direct return and leaving it are %v, want %v, %v", when, got, direct, leaving)
+	}
+	if got, want := s.sets.own.Len() > 0, direct; got != want {
+		s.Errorf("%s: slots of this node are there: %v, want %v", when, got, want)
+	}
+	if got, want := s.sets.hops.Len() > 0, direct || leaving; got != want {
+		s.Errorf("%s: slots of other nodes are there: %v, want %v", when, got, want)
+	}
+	if got, want := len(s.Chains(nil, nil)) > 0, direct || leaving; got != want {
+		s.Errorf("%s: chains are there: %v, want %v", when, got, want)
+	}
+}
+
+func TestLeaving(t *testing.T) {
+	clock := time.Now()
+	now = func() time.Time { return clock }
+	defer func() { now = time.Now }()
+	unchanged := func(*model.ServicePort) {}
+	for name, leave := range map[string]func(*model.ServicePort){
+		"the annotation goes":             func(p *model.ServicePort) { p.DirectReturn = false },
+		"the policy becomes Local":        func(p *model.ServicePort) { p.ExternalPolicy = model.PolicyLocal },
+		"the endpoints become too many":   func(p *model.ServicePort) { p.Cluster = make([]model.Endpoint, maxEndpoints+1) },
+		"all endpoints are gone for once": func(p *model.ServicePort) { p.Cluster = nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newOneService(t, model.TCP)
+			before := *s.port
+			s.change(unchanged)
+			s.expect("at first", true, false)
+			s.change(leave)
+			s.expect("then", false, true)
+			clock = clock.Add(LeaveTime - time.Second)
+			s.Settle()
+			s.expect("nearly at the end", false, true)
+			clock = clock.Add(time.Second)
+			s.Settle()
+			s.expect("at the end", false, false)
+			s.change(func(p *model.ServicePort) { *p = before })
+			s.expect("again", true, false)
+			s.change(leave)
+			s.expect("once more", false, true)
+			s.change(func(p *model.ServicePort) { *p = before })
+			s.expect("and back before the end", true, false)
+		})
+	}
+	t.Run("an older Service port takes the grant", func(t *testing.T) {
+		s := newOneService(t, model.TCP)
+		s.MaxAddresses = 1
+		s.change(func(p *model.ServicePort) { p.Creation = &model.Creation{Time: clock} })
+		older := *s.port
+		older.ID.Namespace, older.Creation = "zzz", &model.Creation{Time: clock.Add(-time.Hour)}
+		s.Ask(older.ID, &older)
+		s.Settle()
+		s.expect("then", false, true)
+	})
+	t.Run("an earlier process served it, with the gate on", func(t *testing.T) {
+		old := newOneService(t, model.TCP)
+		old.change(unchanged)
+		s := newOneService(t, model.TCP)
+		s.enabled = false
+		s.Restore(func(set *nft.Set) []nft.Element { return old.draft.Table().Set(set.Name).Elements() })
+		s.change(unchanged)
+		s.expect("now", false, true)
+		if got, want := s.sets.hops.Len(), old.sets.hops.Len(); got != want {
+			t.Errorf("%d slots of other nodes, want %d", got, want)
+		}
+		clock = clock.Add(LeaveTime)
+		s.Settle()
+		s.expect("at the end", false, false)
+	})
+	t.Run("the Service is gone", func(t *testing.T) {
+		s := newOneService(t, model.TCP)
+		s.change(unchanged)
+		s.change(nil)
+		s.expect("then", false, false)
+	})
+	t.Run("datagrams do not tell", func(t *testing.T) {
+		s := newOneService(t, model.UDP)
+		s.change(unchanged)
+		s.change(func(p *model.ServicePort) { p.DirectReturn = false })
+		s.expect("then", false, false)
+	})
+}

@@ -1,0 +1,32 @@
+package proxy
+
+import (
+	"context"
+	"time"
+
+	"github.com/nftproxy/nftproxy/model"
+	"k8s.io/klog/v2"
+)
+
+// refreshInterval is the interval at which the rules are compiled again for what changes without a Sync.
+const refreshInterval = 10 * time.Second
+
+// refresh commits what changes with time, or with the node: addresses that have left direct return for long enough.
+func (b *Backend) refresh(ctx context.Context) error {
+	for sleep(ctx, refreshInterval); ctx.Err() == nil; sleep(ctx, refreshInterval) {
+		if err := b.refreshOnce(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *Backend) refreshOnce(ctx context.Context) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.state != stateApplied {
+		return nil // a Sync or a repair comes
+	}
+	b.compiler.Apply(&model.Changes{})
+	return b.update(ctx, klog.FromContext(ctx))
+}
