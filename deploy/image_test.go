@@ -47,9 +47,9 @@ var images = map[string]struct {
 
 // buildImages runs `make image`, once for all tests.
 var buildImages = sync.OnceValue(func() error {
-	make := exec.Command("make", "-C", "..", "image", "BIN="+imageDir, "VERSION="+testVersion, "REVISION="+testRevision)
-	make.Env = append(os.Environ(), "MAKEFLAGS=", fmt.Sprintf("SOURCE_DATE_EPOCH=%d", testTime.Unix()))
-	if output, err := make.CombinedOutput(); err != nil {
+	build := exec.Command("make", "-C", "..", "image", "BIN="+imageDir, "VERSION="+testVersion, "REVISION="+testRevision)
+	build.Env = append(os.Environ(), "MAKEFLAGS=", fmt.Sprintf("SOURCE_DATE_EPOCH=%d", testTime.Unix()))
+	if output, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("make image: %w\n%s", err, output)
 	}
 	return nil
@@ -246,9 +246,9 @@ func testImageNamesItsCommit(t *testing.T) {
 // dryRun returns what `make image` would run without a variable of the environment.
 func dryRun(t *testing.T, variable string) string {
 	t.Helper()
-	make := exec.Command("make", "-C", "..", "--dry-run", "image")
-	make.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, variable+"=") }), "MAKEFLAGS=")
-	commands, err := make.Output()
+	dryRun := exec.Command("make", "-C", "..", "--dry-run", "image")
+	dryRun.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, variable+"=") }), "MAKEFLAGS=")
+	commands, err := dryRun.Output()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -81,24 +81,24 @@ func worldNode() *corev1.Node {
 }
 
 func apiServerWorld(t *testing.T, l *lab.Lab) world {
-	server, kubeconfig := lab.APIServer(t, l.Node)
+	api, kubeconfig := lab.APIServer(t, l.Node)
 	service, slice := outageObjects("10.244.1.5")
-	lab.Create(t, server, worldNode(), service, slice)
+	lab.Create(t, api, worldNode(), service, slice)
 	return world{
 		flags: []string{"--kubeconfig", kubeconfig, "--hostname-override", lab.NodeName},
 		lose: func(t *testing.T) {
-			server.Stop()
+			api.Stop()
 			for _, obj := range []apiservertest.Object{service, slice} {
-				lab.Delete(t, server, obj)
+				lab.Delete(t, api, obj)
 			}
-			server.Compact()
-			if err := l.Node.Do(server.Resume); err != nil {
+			api.Compact()
+			if err := l.Node.Do(api.Resume); err != nil {
 				t.Fatal(err)
 			}
 		},
 		mend: func(t *testing.T) {
 			service, slice := outageObjects("10.244.1.6")
-			lab.Create(t, server, service, slice)
+			lab.Create(t, api, service, slice)
 		},
 		held: []string{"endpointslices", "services"},
 	}

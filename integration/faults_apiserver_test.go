@@ -452,8 +452,8 @@ func TestLogOfAnOutage(t *testing.T) {
 		f.server.Stop()
 		time.Sleep(outage)
 		expectLines(t, p, "Cannot watch; keeping the last known state and retrying", 1)
-		if errors := p.Errors(); len(errors) != len(resources) {
-			t.Errorf("%d error lines, want one for each of %d resources", len(errors), len(resources))
+		if logged := p.Errors(); len(logged) != len(resources) {
+			t.Errorf("%d error lines, want one for each of %d resources", len(logged), len(resources))
 		}
 		f.becomes(t, "200 200", `"problems":["cannot watch endpointslices","cannot watch nodes","cannot watch servicecidrs","cannot watch services"]`)
 		f.metricIs(t, `kubeproxy_watch_failing{resource="services"}`, "1")
@@ -476,8 +476,8 @@ func TestLogOfAnOutage(t *testing.T) {
 		f.server.Stop()
 		p := f.start(t, "--kubeconfig="+f.kubeconfig)
 		time.Sleep(outage)
-		if errors := p.Errors(); len(errors) != len(resources)+1 || linesWith(p, "Cannot post an event") != 1 {
-			t.Errorf("error lines %q, want one for each resource and one for an event", errors)
+		if logged := p.Errors(); len(logged) != len(resources)+1 || linesWith(p, "Cannot post an event") != 1 {
+			t.Errorf("error lines %q, want one for each resource and one for an event", logged)
 		}
 		for _, line := range []string{firstSyncLine, "Node is known", "Watching again"} {
 			if linesWith(p, line) > 0 {

@@ -47,8 +47,8 @@ func testProxyWaitsForItsNode(t *testing.T) {
 	f.becomes(t, "200 200")
 	p.Says(t, `"Node is known" node="node-1" ips="192.168.0.1, fd00:1::1"`)
 	f.hasEvent(t, "Starting")
-	if errors := p.Errors(); len(errors) > 0 {
-		t.Errorf("error lines %q, want none", errors)
+	if logged := p.Errors(); len(logged) > 0 {
+		t.Errorf("error lines %q, want none", logged)
 	}
 }
 
@@ -77,10 +77,10 @@ func testProxyGoesOnWithoutANodeAfterHalfAMinute(t *testing.T) {
 		}
 		return nil
 	})
-	if errors := p.Errors(); len(errors) != 2 ||
-		!strings.Contains(errors[0], `"Going on without a Node, because there is none of this name. If it has another one, set hostnameOverride: endpoints on it are not known as local" node="node-1" waited="30s"`) ||
-		!strings.Contains(errors[1], `"Going on without the node's addresses; node ports do not answer on them until the Node has them" node="node-1" waited="30s"`) {
-		t.Errorf("error lines %q, want those that say what is missing and how long it was waited for", errors)
+	if logged := p.Errors(); len(logged) != 2 ||
+		!strings.Contains(logged[0], `"Going on without a Node, because there is none of this name. If it has another one, set hostnameOverride: endpoints on it are not known as local" node="node-1" waited="30s"`) ||
+		!strings.Contains(logged[1], `"Going on without the node's addresses; node ports do not answer on them until the Node has them" node="node-1" waited="30s"`) {
+		t.Errorf("error lines %q, want those that say what is missing and how long it was waited for", logged)
 	}
 	f.metricIs(t, `kubeproxy_node_missing{what="node"}`, "1")
 	if strings.Contains(p.Output(), "Node is known") {
@@ -209,8 +209,8 @@ func testNodeAddressesThatVanish(t *testing.T) {
 		o.updateNode(t, "192.168.0.1", "fd00:1::1")
 		o.process.Says(t, "Node is known")
 		o.follows(t, "three")
-		if errors := o.process.Errors(); len(errors) > 0 {
-			t.Errorf("error lines %q, want none", errors)
+		if logged := o.process.Errors(); len(logged) > 0 {
+			t.Errorf("error lines %q, want none", logged)
 		}
 	})
 	t.Run("a Node that is deleted and registers anew", func(t *testing.T) {

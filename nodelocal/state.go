@@ -64,7 +64,7 @@ func (s *state) resetPosition() {
 }
 
 // apply applies a complete batch, and adds its changes to pending.
-func (s *state) apply(batch *model.Changes, sync *nodelocalv1.Sync) error {
+func (s *state) apply(batch *model.Changes, message *nodelocalv1.Sync) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	first := s.all == nil
@@ -87,9 +87,9 @@ func (s *state) apply(batch *model.Changes, sync *nodelocalv1.Sync) error {
 	if err := s.limits.Check(size); err != nil {
 		return fmt.Errorf("the state with all increments: %w", err)
 	}
-	s.setPosition(sync)
+	s.setPosition(message)
 	if first || !added.Empty() {
-		times := protocol.DecodeTriggers(sync)
+		times := protocol.DecodeTriggers(message)
 		s.triggers = append(s.triggers, times[:min(len(times), model.MaxTriggers-len(s.triggers))]...)
 		s.change(batch, added, size)
 	}
@@ -146,8 +146,8 @@ func (s *state) change(changes, added *model.Changes, size protocol.Limits) {
 
 // setPosition keeps the position of a batch, unless its instance is longer than the API allows: servers would refuse
 // requests with it for their size.
-func (s *state) setPosition(sync *nodelocalv1.Sync) {
-	s.seen = sync.GetPosition()
+func (s *state) setPosition(message *nodelocalv1.Sync) {
+	s.seen = message.GetPosition()
 	if len(s.seen.GetInstance()) > 64 {
 		s.seen = nil
 	}

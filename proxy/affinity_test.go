@@ -273,7 +273,7 @@ func testAffinityMapSizeStays(t *testing.T) {
 		t.Cleanup(func() { b.Close() })
 		return b
 	}
-	sync := func(b *Backend, changes *model.Changes) {
+	syncTo := func(b *Backend, changes *model.Changes) {
 		t.Helper()
 		if err := b.Sync(t.Context(), changes); err != nil {
 			t.Fatal(err)
@@ -293,16 +293,16 @@ func testAffinityMapSizeStays(t *testing.T) {
 		return out
 	}
 	b := newBackend()
-	sync(b, few.changes())
+	syncTo(b, few.changes())
 	for i := few.services; i < many.services; i++ {
 		p := many.port(i)
-		sync(b, &model.Changes{Ports: map[model.PortID]*model.ServicePort{p.ID: p}})
+		syncTo(b, &model.Changes{Ports: map[model.PortID]*model.ServicePort{p.ID: p}})
 	}
 	if got := sizes(); len(got) != 2 || got[nft.DefaultSize] != 64 {
 		t.Errorf("maps by their size: %v, want 64 of %d and 6 smaller ones", got, nft.DefaultSize)
 	}
 	commits = 0
-	sync(newBackend(), many.changes())
+	syncTo(newBackend(), many.changes())
 	if got := sizes(); commits > 0 || got[nft.DefaultSize] != 64 {
 		t.Errorf("a new process committed %d times; maps by their size: %v", commits, got)
 	}

@@ -62,7 +62,7 @@ func (s *service) parseSourceRanges(texts []string, bases *bothFamilies) {
 	prefixes := parsePrefixes(texts, "spec.loadBalancerSourceRanges", &s.skips)
 	unreadable := len(s.skips) > skips
 	for _, family := range model.Families {
-		base := bases.of(family)
+		base := bases.in(family)
 		var ranges []netip.Prefix
 		for _, prefix := range prefixes {
 			if model.FamilyOf(prefix.Addr()) == family {

@@ -18,8 +18,8 @@ type candidate struct {
 
 // fill sets the endpoint lists of port from the slices of its Service, as the node sees them.
 // It returns scratch for the next call to use again.
-func fill(port *model.ServicePort, slices []*endpointSlice, seenFrom place, scratch []candidate) []candidate {
-	candidates := withoutDuplicates(gather(scratch[:0], port.ID, slices, seenFrom.node))
+func fill(port *model.ServicePort, from []*endpointSlice, seenFrom place, scratch []candidate) []candidate {
+	candidates := withoutDuplicates(gather(scratch[:0], port.ID, from, seenFrom.node))
 	port.Cluster = clusterList(candidates, seenFrom.zone, port.DirectReturn)
 	if port.InternalPolicy == model.PolicyLocal || port.ExternalPolicy == model.PolicyLocal {
 		port.Local, port.LocalTerminating = localList(candidates)
@@ -36,8 +36,8 @@ func fill(port *model.ServicePort, slices []*endpointSlice, seenFrom place, scra
 
 // gather appends the endpoints of a port in the slices to into. A slice may give one port name
 // two numbers, and different slices may give it different ones (named target ports).
-func gather(into []candidate, id model.PortID, slices []*endpointSlice, node string) []candidate {
-	for _, slice := range slices {
+func gather(into []candidate, id model.PortID, from []*endpointSlice, node string) []candidate {
+	for _, slice := range from {
 		if slice.family != id.Family {
 			continue
 		}

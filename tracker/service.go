@@ -38,7 +38,7 @@ func (s *service) equal(other *service) bool {
 // bothFamilies has a port with the fields that all ports of a Service share, for each family.
 type bothFamilies struct{ v4, v6 model.ServicePort }
 
-func (b *bothFamilies) of(family model.Family) *model.ServicePort {
+func (b *bothFamilies) in(family model.Family) *model.ServicePort {
 	if family == model.IPv4 {
 		return &b.v4
 	}
@@ -183,7 +183,7 @@ func (s *service) addPort(port *corev1.ServicePort, field string, bases *bothFam
 		return
 	}
 	for _, family := range model.Families {
-		p := *bases.of(family)
+		p := *bases.in(family)
 		if !p.ClusterIP.IsValid() {
 			continue
 		}
@@ -208,7 +208,7 @@ func (s *service) parseAddresses(obj *corev1.Service, bases *bothFamilies) {
 	s.parseClusterIPs(&obj.Spec, bases)
 	for i, text := range obj.Spec.ExternalIPs {
 		if addr, ok := s.addr(text, "spec.externalIPs", i); ok {
-			base := bases.of(model.FamilyOf(addr))
+			base := bases.in(model.FamilyOf(addr))
 			base.ExternalIPs = append(base.ExternalIPs, addr)
 		}
 	}
@@ -217,12 +217,12 @@ func (s *service) parseAddresses(obj *corev1.Service, bases *bothFamilies) {
 			continue
 		}
 		if addr, ok := s.addr(ingress.IP, "status.loadBalancer.ingress", i); ok {
-			base := bases.of(model.FamilyOf(addr))
+			base := bases.in(model.FamilyOf(addr))
 			base.LoadBalancerIPs = append(base.LoadBalancerIPs, addr)
 		}
 	}
 	for _, family := range model.Families {
-		base := bases.of(family)
+		base := bases.in(family)
 		base.ExternalIPs = sortedSet(base.ExternalIPs, netip.Addr.Compare)
 		base.LoadBalancerIPs = sortedSet(base.LoadBalancerIPs, netip.Addr.Compare)
 	}
@@ -244,7 +244,7 @@ func (s *service) parseClusterIPs(spec *corev1.ServiceSpec, bases *bothFamilies)
 		if !ok {
 			continue
 		}
-		if base := bases.of(model.FamilyOf(addr)); !base.ClusterIP.IsValid() {
+		if base := bases.in(model.FamilyOf(addr)); !base.ClusterIP.IsValid() {
 			base.ClusterIP = addr
 		}
 	}

@@ -75,9 +75,9 @@ func newServerGuard(ctx context.Context) *model.ListGuard {
 
 func (o *serverOptions) source(guard *model.ListGuard) (tracker.Source, error) {
 	if o.manifests == "" {
-		config := o.apiserver("")
-		config.EveryNode, config.OnFailing, config.Guard = true, nftmetrics.SetWatchFailing, guard
-		return apiserver.New(config)
+		apiserverConfig := o.apiserver("")
+		apiserverConfig.EveryNode, apiserverConfig.OnFailing, apiserverConfig.Guard = true, nftmetrics.SetWatchFailing, guard
+		return apiserver.New(apiserverConfig)
 	}
 	if o.config.ClientConnection.Kubeconfig != "" || o.master != "" {
 		return nil, errors.New("--manifests: cannot be combined with --kubeconfig or --master: Services come from one place")

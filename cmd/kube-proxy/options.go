@@ -147,9 +147,9 @@ func (o *options) source(nodeName string, hooks sourceHooks) (tracker.Source, er
 		source.OnFailing, source.Guard, source.MayBeEmpty = hooks.onFailing, hooks.guard, o.serviceProxyName != ""
 		return node.NewSource(source, o.guard(nodeName, hooks)), nil
 	}
-	config := o.apiserver(nodeName)
-	config.OnFailing, config.Guard = hooks.onFailing, hooks.guard
-	source, err := apiserver.New(config)
+	apiserverConfig := o.apiserver(nodeName)
+	apiserverConfig.OnFailing, apiserverConfig.Guard = hooks.onFailing, hooks.guard
+	source, err := apiserver.New(apiserverConfig)
 	if err != nil {
 		return nil, err
 	}

@@ -298,20 +298,20 @@ func returnMemory(after time.Duration) { time.AfterFunc(after, debug.FreeOSMemor
 
 // missingPrimaryFamily returns a warning, as kube-proxy does, if pods have ranges, but none of the node's primary IP
 // family. A nil Node has not changed.
-func missingPrimaryFamily(local compiler.DetectLocal, node *model.Node) string {
-	if node == nil {
+func missingPrimaryFamily(local compiler.DetectLocal, current *model.Node) string {
+	if current == nil {
 		return ""
 	}
 	ranges, of := local.CIDRs, "clusterCIDR"
 	if local.NodePodCIDRs {
-		ranges, of = node.PodCIDRs, "the Node's podCIDRs"
+		ranges, of = current.PodCIDRs, "the Node's podCIDRs"
 	}
-	if len(ranges) == 0 || len(node.IPs) == 0 {
+	if len(ranges) == 0 || len(current.IPs) == 0 {
 		return ""
 	}
-	family := model.FamilyOf(node.IPs[0])
+	family := model.FamilyOf(current.IPs[0])
 	if slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return model.FamilyOf(p.Addr()) == family }) {
 		return ""
 	}
-	return fmt.Sprintf("%s: no range of %s, the primary IP family of node %s: its pods cannot be told from other clients", of, family, node.Name)
+	return fmt.Sprintf("%s: no range of %s, the primary IP family of node %s: its pods cannot be told from other clients", of, family, current.Name)
 }

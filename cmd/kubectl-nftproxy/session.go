@@ -112,12 +112,12 @@ var kinds = map[string]string{"pod": "pod", "pods": "pod", "po": "pod", "svc": "
 
 // parseName reads KIND/NAME or KIND/NAMESPACE/NAME. kind is empty for anything else.
 func (s *session) parseName(text string) (kind, namespace, name string) {
-	before, rest, qualified := strings.Cut(text, "/")
-	if kinds[before] == "" || !qualified || rest == "" {
+	before, after, qualified := strings.Cut(text, "/")
+	if kinds[before] == "" || !qualified || after == "" {
 		return "", "", ""
 	}
-	if namespace, name, qualified = strings.Cut(rest, "/"); !qualified {
-		namespace, name = s.inNamespace, rest
+	if namespace, name, qualified = strings.Cut(after, "/"); !qualified {
+		namespace, name = s.inNamespace, after
 	}
 	return kinds[before], namespace, name
 }

@@ -142,7 +142,7 @@ func runOn(ctx context.Context, o options, from source, version string, built bi
 	var failures []error
 	for _, s := range selected {
 		image := filepath.Join(o.cache, version+".cpio")
-		if err := writeImage(ctx, image, from.root, modules, built.of(s), s.job()); err != nil {
+		if err := writeImage(ctx, image, from.root, modules, built.neededBy(s), s.job()); err != nil {
 			return fmt.Errorf("initramfs: %w", err)
 		}
 		vm := machine{

@@ -70,8 +70,8 @@ func (s suite) testBinary() string { return strings.ReplaceAll(s.pkg, "/", "-") 
 // binaries has the files that were built for the machine, by their paths there.
 type binaries map[string]string
 
-// of returns what one suite needs: the commands, and its own tests.
-func (b binaries) of(s suite) binaries {
+// neededBy returns what one suite needs: the commands, and its own tests.
+func (b binaries) neededBy(s suite) binaries {
 	out := binaries{}
 	for target, file := range b {
 		if name := path.Base(target); !strings.HasSuffix(name, ".test") || name == s.testBinary() {

@@ -94,15 +94,15 @@ func measure(n int) (p point, err error) {
 	defer backend.Close()
 
 	before := heap()
-	model := services(n)
+	ports := services(n)
 	ctx, begin := context.Background(), time.Now()
-	if err := backend.Sync(ctx, model); err != nil {
+	if err := backend.Sync(ctx, ports); err != nil {
 		return p, err
 	}
 	p.firstSync = time.Since(begin)
 	first := p.kernel
 	p.heap = heap() - before
-	runtime.KeepAlive(model)
+	runtime.KeepAlive(ports)
 
 	var changes []time.Duration
 	for i := range 50 {

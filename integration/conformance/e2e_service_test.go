@@ -334,14 +334,14 @@ func testTCPAndUDPOnOnePortAreApart(t *testing.T) {
 func testTargetPortMayDifferFromPodToPod(t *testing.T) {
 	c := start(t)
 	s := c.service("mutable-named-port", ports(tcp(8001).to(web)))
-	old, new := []*pod{c.runs("testpod0", node1), c.runs("testpod1", node1)}, []*pod{c.runs("testpod2", node1), c.runs("testpod3", node1)}
+	old, added := []*pod{c.runs("testpod0", node1), c.runs("testpod1", node1)}, []*pod{c.runs("testpod2", node1), c.runs("testpod3", node1)}
 	address := s.clusterIP(tcp(8001))
 	s.putSlices("old", map[string]int32{"tcp-8001": web}, old)
 	c.pod.reaches(address, old...)
 	s.putSlices("old", map[string]int32{"tcp-8001": web}, old[1:])
-	s.putSlices("new", map[string]int32{"tcp-8001": admin}, new[:1])
-	c.pod.reaches(address, old[1], new[0])
-	s.putSlices("new", map[string]int32{"tcp-8001": admin}, new)
+	s.putSlices("new", map[string]int32{"tcp-8001": admin}, added[:1])
+	c.pod.reaches(address, old[1], added[0])
+	s.putSlices("new", map[string]int32{"tcp-8001": admin}, added)
 	s.putSlices("old", map[string]int32{"tcp-8001": web}, nil)
-	c.pod.reaches(address, new...)
+	c.pod.reaches(address, added...)
 }

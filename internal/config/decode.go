@@ -166,7 +166,7 @@ func fieldErrors(errs field.ErrorList, names Names) error {
 	}
 	var renamed []error
 	for _, err := range errs {
-		err.Field = names.of(err.Field)
+		err.Field = names.nameOf(err.Field)
 		renamed = append(renamed, err)
 	}
 	return joinLine(renamed)

@@ -10,8 +10,8 @@ import (
 // v1alpha1, or flags with dashes.
 type Names map[string]string
 
-// of returns the user's name of a field such as "linux.conntrack.min" or "nodeIPOverride[0]".
-func (n Names) of(path string) string {
+// nameOf returns the user's name of a field such as "linux.conntrack.min" or "nodeIPOverride[0]".
+func (n Names) nameOf(path string) string {
 	for end := len(path); end > 0; end = strings.LastIndexAny(path[:end], ".[") {
 		if name := n[path[:end]]; name != "" {
 			rest := path[end:]

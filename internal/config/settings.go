@@ -71,7 +71,7 @@ func openNodePorts(c *v1alpha2.KubeProxyConfiguration, names Names) (warnings []
 	for _, all := range unnamed(namedNodePortAddresses(c.NodePortAddresses)) {
 		family := model.FamilyOf(all.Addr())
 		warnings = append(warnings, fmt.Sprintf("%s: has no %s address, so %s node ports answer on every address of the node but loopback; add a CIDR or \"primary\" to limit them, or %s to say that this is meant",
-			names.of("nodePortAddresses"), family, family, all))
+			names.nameOf("nodePortAddresses"), family, family, all))
 	}
 	return warnings
 }

@@ -31,7 +31,7 @@ func Warnings(c *v1alpha2.KubeProxyConfiguration, names Names) []string {
 	warnings := missing(c, names)
 	_, ineffective, _ := FeatureGates(c.FeatureGates)
 	for _, gate := range ineffective {
-		warnings = append(warnings, names.of("featureGates")+": "+gate)
+		warnings = append(warnings, names.nameOf("featureGates")+": "+gate)
 	}
 	return append(warnings, openNodePorts(c, names)...)
 }
@@ -48,24 +48,24 @@ func CheckSource(c *v1alpha2.KubeProxyConfiguration, names Names) error {
 		return nil
 	}
 	var errs []error
-	check := func(refused bool, field, flag string) {
+	check := func(refused bool, name, flag string) {
 		if refused {
-			errs = append(errs, fmt.Errorf("%s: concerns the API server, which a proxy with %s does not ask; remove it, and give node-local-server %s", field, names.of("nodeLocal.source"), flag))
+			errs = append(errs, fmt.Errorf("%s: concerns the API server, which a proxy with %s does not ask; remove it, and give node-local-server %s", name, names.nameOf("nodeLocal.source"), flag))
 		}
 	}
 	var defaults v1alpha2.KubeProxyConfiguration
 	v1alpha2.SetDefaults(&defaults)
 	set, unset := c.ClientConnection, defaults.ClientConnection
-	check(set.Kubeconfig != unset.Kubeconfig, names.of("clientConnection.kubeconfig"), "--kubeconfig")
-	check(set.ContentType != unset.ContentType, names.of("clientConnection.contentType"), "--kube-api-content-type")
-	check(set.AcceptContentTypes != unset.AcceptContentTypes, names.of("clientConnection.acceptContentTypes"),
+	check(set.Kubeconfig != unset.Kubeconfig, names.nameOf("clientConnection.kubeconfig"), "--kubeconfig")
+	check(set.ContentType != unset.ContentType, names.nameOf("clientConnection.contentType"), "--kube-api-content-type")
+	check(set.AcceptContentTypes != unset.AcceptContentTypes, names.nameOf("clientConnection.acceptContentTypes"),
 		"--kube-api-content-type")
-	check(set.QPS != unset.QPS, names.of("clientConnection.qps"), "--kube-api-qps")
-	check(set.Burst != unset.Burst, names.of("clientConnection.burst"), "--kube-api-burst")
+	check(set.QPS != unset.QPS, names.nameOf("clientConnection.qps"), "--kube-api-qps")
+	check(set.Burst != unset.Burst, names.nameOf("clientConnection.burst"), "--kube-api-burst")
 	for _, gate := range slices.Sorted(maps.Keys(c.FeatureGates)) {
 		on := c.FeatureGates[gate]
 		check(isClientGate(gate) && on != newFeatureGate().Enabled(featuregate.Feature(gate)),
-			names.of("featureGates")+": "+gate, fmt.Sprintf("--feature-gates=%s=%t", gate, on))
+			names.nameOf("featureGates")+": "+gate, fmt.Sprintf("--feature-gates=%s=%t", gate, on))
 	}
 	if len(errs) == 0 {
 		return nil
@@ -79,7 +79,7 @@ func CheckMode(mode v1alpha2.Mode, names Names) error {
 		return nil
 	}
 	return fmt.Errorf("%s: this kube-proxy does not have the mode %q; set it to %q, or run Kubernetes' own kube-proxy",
-		names.of("mode"), mode, v1alpha2.ModeNFTables)
+		names.nameOf("mode"), mode, v1alpha2.ModeNFTables)
 }
 
 // validateLogging adds remedies to the errors of component-base.
@@ -120,5 +120,5 @@ func missing(c *v1alpha2.KubeProxyConfiguration, names Names) []string {
 	}
 	return []string{fmt.Sprintf("%s: not set, so pods cannot be told from clients outside the cluster: "+
 		"no client of a ClusterIP is masqueraded, and externalTrafficPolicy Local applies to pods too; set the pods' range, or choose another %s",
-		names.of("detectLocal.clusterCIDRs"), names.of("detectLocalMode"))}
+		names.nameOf("detectLocal.clusterCIDRs"), names.nameOf("detectLocalMode"))}
 }

@@ -150,9 +150,9 @@ func FuzzIPVSAnswers(f *testing.F) {
 				t.Errorf("%v is read as %v, %v", all[0], again, err)
 			}
 		}
-		real, err := virtualServer{}.parseRealServers(answers)
-		if err == nil && len(real) > 0 && !real[0].at.IsValid() {
-			t.Errorf("%v", real[0])
+		backends, err := virtualServer{}.parseRealServers(answers)
+		if err == nil && len(backends) > 0 && !backends[0].at.IsValid() {
+			t.Errorf("%v", backends[0])
 		}
 	})
 }

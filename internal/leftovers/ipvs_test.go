@@ -129,21 +129,21 @@ func (f *fakeIPVS) decode(data []byte) (v virtualServer, r realServer) {
 	if err != nil {
 		f.t.Error(err)
 	}
-	real, err := v.parseRealServers(request)
+	backends, err := v.parseRealServers(request)
 	if err != nil {
 		f.t.Error(err)
 	}
 	if len(servers) > 0 {
 		v = servers[0]
 	}
-	if len(real) > 0 {
-		r = real[0]
+	if len(backends) > 0 {
+		r = backends[0]
 	}
 	return v, r
 }
 
-func server(protocol uint16, at string, real ...realServer) fakeServer {
-	return fakeServer{virtualServer{protocol, netip.MustParseAddrPort(at)}, real}
+func server(protocol uint16, at string, backends ...realServer) fakeServer {
+	return fakeServer{virtualServer{protocol, netip.MustParseAddrPort(at)}, backends}
 }
 
 func endpoint(at string, weight uint32, connections int) realServer {
@@ -341,8 +341,8 @@ func TestDrain(t *testing.T) {
 }
 
 func TestUsedBySockets(t *testing.T) {
-	real := socketFiles
-	t.Cleanup(func() { socketFiles = real })
+	before := socketFiles
+	t.Cleanup(func() { socketFiles = before })
 	for count, want := range map[int]bool{maxSockets: false, maxSockets + 1: true} {
 		file := filepath.Join(t.TempDir(), "tcp")
 		line := "   0: " + socketWord(127, 0, 0, 1) + ":1F90 0100007F:8124 01 00000000:00000000 00:00000000 00000000     0        0 2144 1 0000000000000000 20 0 0 10 -1\n"

@@ -93,14 +93,14 @@ func TestReplaceLegacyTable(t *testing.T) {
 	t.Run("a table that changed since is read again", func(t *testing.T) {
 		netns.EnterForTest(t)
 		leaveKubeProxy(t, "legacy")
-		real := setsockopt
-		t.Cleanup(func() { setsockopt = real })
+		before := setsockopt
+		t.Cleanup(func() { setsockopt = before })
 		calls := 0
 		setsockopt = func(socket, level, option int, value []byte) error {
 			if calls++; calls == 1 { // without regard for the lock
 				run(t, "*nat\n-A PREROUTING -p udp --dport 99 -j REDIRECT --to-ports 98\nCOMMIT\n", "iptables-legacy-restore", "--noflush")
 			}
-			return real(socket, level, option, value)
+			return before(socket, level, option, value)
 		}
 		useLock(t, true)
 		if _, err := new(Remover).Remove(t.Context()); err != nil {
@@ -158,8 +158,8 @@ func useLock(t *testing.T, exists bool) (file string) {
 func TestFindWhereNamesCannotBeRead(t *testing.T) {
 	netns.EnterForTest(t)
 	leaveKubeProxy(t, "nft")
-	real := legacyFamilies[0].names
-	t.Cleanup(func() { legacyFamilies[0].names = real })
+	before := legacyFamilies[0].names
+	t.Cleanup(func() { legacyFamilies[0].names = before })
 	legacyFamilies[0].names = t.TempDir() // a directory cannot be read
 	found, err := Find(t.Context())
 	if err == nil || len(found) != 1 || found[0].Kind != NFT {
@@ -228,13 +228,13 @@ func TestRemovalThatIsInterrupted(t *testing.T) {
 
 // dieInRemoval removes the leftovers of the namespace, and ends before the given call.
 func dieInRemoval(t *testing.T, at string) {
-	real, calls := setsockopt, 0
+	before, calls := setsockopt, 0
 	setsockopt = func(socket, level, option int, value []byte) error {
 		if fmt.Sprint(calls) == at {
 			_ = unix.Kill(os.Getpid(), unix.SIGKILL)
 		}
 		calls++
-		return real(socket, level, option, value)
+		return before(socket, level, option, value)
 	}
 	if _, err := new(Remover).Remove(t.Context()); err != nil {
 		t.Fatal(err)

@@ -181,8 +181,8 @@ func served(kind int, objects map[id]metav1.Object) map[id]string {
 func otherStorage(kind int, before, now map[id]metav1.Object) bool {
 	kubernetes := id{kind, metav1.NamespaceDefault, "kubernetes"}
 	old, found := before[kubernetes]
-	new, still := now[kubernetes]
-	return found && still && old.GetUID() != "" && new.GetUID() != "" && old.GetUID() != new.GetUID()
+	latest, still := now[kubernetes]
+	return found && still && old.GetUID() != "" && latest.GetUID() != "" && old.GetUID() != latest.GetUID()
 }
 
 // logErrors logs the errors that were not there the last time, and those that stay with back-off.

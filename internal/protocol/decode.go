@@ -141,8 +141,8 @@ func DecodeServiceCIDRs(ranges *nodelocalv1.ServiceCIDRs) ([]netip.Prefix, error
 
 // DecodeTriggers returns the times of the events that led to a batch, in UTC, oldest first, without invalid ones and at
 // most MaxTriggers: they are for a metric, and no reason to refuse a batch.
-func DecodeTriggers(sync *nodelocalv1.Sync) []time.Time {
-	list := sync.GetTriggerTimes()
+func DecodeTriggers(message *nodelocalv1.Sync) []time.Time {
+	list := message.GetTriggerTimes()
 	var out []time.Time
 	for _, stamp := range list[:min(len(list), MaxTriggers)] {
 		if stamp.IsValid() {

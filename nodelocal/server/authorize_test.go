@@ -139,7 +139,7 @@ func TestAuthorizeNodeNames(t *testing.T) {
 					}
 				}
 			}
-			if n := refused.of(server.RefusedPermission); n != mode.refused {
+			if n := refused.counted(server.RefusedPermission); n != mode.refused {
 				t.Errorf("%d calls count as refused for their permission, want %d", n, mode.refused)
 			}
 		})

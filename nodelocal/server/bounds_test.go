@@ -158,7 +158,7 @@ func testServerBesideOneBadKey(t *testing.T) {
 	for round := range 2 { // places that became free are given again
 		bad.begin(5*all, g.dialTLS(config))
 		eventually(t, func() string {
-			open, refused := bad.open.Load(), g.refused.of(server.RefusedConnections)
+			open, refused := bad.open.Load(), g.refused.counted(server.RefusedConnections)
 			return unless(open == ofPeer && refused >= (round+1)*(5*all-ofPeer), fmt.Sprintf("%d of its connections are open, %d were refused", open, refused))
 		})
 		g.serves("node-1")
@@ -184,7 +184,7 @@ func testServerBesideHandshakesThatDoNotEnd(t *testing.T) {
 	expect := func(opened, open int64) {
 		t.Helper()
 		eventually(t, func() string {
-			n, refused := silent.open.Load(), g.refused.of(server.RefusedConnections)
+			n, refused := silent.open.Load(), g.refused.counted(server.RefusedConnections)
 			return unless(silent.opened.Load() == opened && n == open && int64(refused) >= opened-open, fmt.Sprintf("%d connections are open, %d were refused, want %d open", n, refused, open))
 		})
 	}
@@ -209,7 +209,7 @@ func testServerLimitsConnectionsOfAUser(t *testing.T) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", strings.TrimPrefix(b.address, "unix://"))
 	})
 	eventually(t, func() string {
-		if open, refused := idle.open.Load(), refused.of(server.RefusedConnections); open != 5 || refused != 15 {
+		if open, refused := idle.open.Load(), refused.counted(server.RefusedConnections); open != 5 || refused != 15 {
 			return fmt.Sprintf("%d connections are open, %d were refused, want 5 and 15", open, refused)
 		}
 		return ""
@@ -231,7 +231,7 @@ func testServerEndsConnectionsWithoutACall(t *testing.T) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", strings.TrimPrefix(b.address, "unix://"))
 	})
 	idle.all.Wait()
-	if opened, n := idle.opened.Load(), refused.of(server.RefusedSilent); opened != 5 || n != 5 {
+	if opened, n := idle.opened.Load(), refused.counted(server.RefusedSilent); opened != 5 || n != 5 {
 		t.Errorf("of %d connections %d were ended, want 5", opened, n)
 	}
 	tr.SetEndpointSlice(slice(1, 1, 0))

@@ -61,7 +61,7 @@ type encodings struct {
 	size int
 }
 
-func (e *encodings) of(port *model.ServicePort) []protocol.Field {
+func (e *encodings) fields(port *model.ServicePort) []protocol.Field {
 	// Other nodes see a port differently if endpoints of it are on the node.
 	if len(port.Local) > 0 || slices.ContainsFunc(port.Cluster, func(e model.Endpoint) bool { return e.Local }) {
 		return protocol.SetField(port)

@@ -34,7 +34,7 @@ func TestEncodings(t *testing.T) {
 	t.Run("are shared by those who ask again", func(t *testing.T) {
 		var e encodings
 		port := &model.ServicePort{Cluster: []model.Endpoint{{Remote: true}}}
-		if first, again := e.of(port), e.of(port); &first[0][0] != &again[0][0] {
+		if first, again := e.fields(port), e.fields(port); &first[0][0] != &again[0][0] {
 			t.Error("a port was encoded twice")
 		}
 	})

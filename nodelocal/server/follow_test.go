@@ -270,16 +270,16 @@ func testRunLeavesAServerThatIsNotReady(t *testing.T) {
 // relay carries a connection to a unix socket.
 func relay(client net.Conn, to string) {
 	defer client.Close()
-	server, err := net.Dial("unix", to)
+	upstream, err := net.Dial("unix", to)
 	if err != nil {
 		return
 	}
-	defer server.Close()
+	defer upstream.Close()
 	go func() {
-		_, _ = io.Copy(server, client)
-		server.Close()
+		_, _ = io.Copy(upstream, client)
+		upstream.Close()
 	}()
-	_, _ = io.Copy(client, server)
+	_, _ = io.Copy(client, upstream)
 }
 
 // The times of events reach those who measure how long they take to be applied.

@@ -79,7 +79,7 @@ func (r *refusals) add(reason string) {
 	r.count[reason]++
 }
 
-func (r *refusals) of(reason string) int {
+func (r *refusals) counted(reason string) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.count[reason]
@@ -124,7 +124,7 @@ func testServerRefusesNodeNames(t *testing.T) {
 		})
 	}
 	t.Run("they are counted", func(t *testing.T) {
-		if n := refused.of(server.RefusedNode); n != 6 {
+		if n := refused.counted(server.RefusedNode); n != 6 {
 			t.Errorf("%d, want 6", n)
 		}
 	})
@@ -153,8 +153,8 @@ func testServerLimitsStreams(t *testing.T) {
 		}
 		expectCode(t, err, codes.ResourceExhausted, "too many calls")
 	}
-	if open != 30 || refused.of(server.RefusedStreams) != 69 {
-		t.Errorf("%d streams are open, %d refused; want 30 and 69", open, refused.of(server.RefusedStreams))
+	if open != 30 || refused.counted(server.RefusedStreams) != 69 {
+		t.Errorf("%d streams are open, %d refused; want 30 and 69", open, refused.counted(server.RefusedStreams))
 	}
 }
 
@@ -197,7 +197,7 @@ func testServerWithClientsThatDoNotRead(t *testing.T) {
 	eventually(t, func() string {
 		mu.Lock()
 		defer mu.Unlock()
-		if n := refused.of(server.RefusedStalled); n < stalled || watchers != 1 {
+		if n := refused.counted(server.RefusedStalled); n < stalled || watchers != 1 {
 			return fmt.Sprintf("%d of %d are disconnected, %d streams are left", n, stalled, watchers)
 		}
 		return ""

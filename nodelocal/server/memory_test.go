@@ -173,7 +173,7 @@ func testServerDoesNotWaitForSlowReaders(t *testing.T) {
 		}
 		time.Sleep(400 * time.Millisecond)
 	}
-	if n := refused.of(server.RefusedStalled); n != 1 {
+	if n := refused.counted(server.RefusedStalled); n != 1 {
 		t.Errorf("%d clients count as stalled, want 1", n)
 	}
 }
@@ -190,7 +190,7 @@ func testServerTellsWhoWaits(t *testing.T) {
 	}
 	_, err := watchFrom(t, address, "127.0.0.3", 1).Recv()
 	expectCode(t, err, codes.Unavailable, "sending full states to others")
-	if n := refused.of(server.RefusedBusy); n != 1 {
+	if n := refused.counted(server.RefusedBusy); n != 1 {
 		t.Errorf("%d calls count as refused for a busy server, want 1", n)
 	}
 }

@@ -120,7 +120,7 @@ func testServerOverTLS(t *testing.T) {
 	}
 	t.Run("counts and logs who was refused", func(t *testing.T) {
 		eventually(t, func() string {
-			if n := refused.of(server.RefusedTLS); n < 6 {
+			if n := refused.counted(server.RefusedTLS); n < 6 {
 				return fmt.Sprintf("%d handshakes are counted, want 6", n)
 			}
 			return ""

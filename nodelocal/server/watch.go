@@ -209,7 +209,7 @@ func (st *stream) next(woken time.Time) error {
 func (st *stream) send(changes *model.Changes, end *nodelocalv1.Sync) (bytes int, err error) {
 	s := st.server
 	encode := func(port *model.ServicePort) []protocol.Field {
-		return protocol.AddKeys(s.encoded.of(port), port, st.keys)
+		return protocol.AddKeys(s.encoded.fields(port), port, st.keys)
 	}
 	begin := time.Now()
 	for data := range protocol.Parts(changes, end, encode) {

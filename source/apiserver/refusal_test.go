@@ -40,7 +40,7 @@ func testServiceCIDRsMayBeRefused(t *testing.T) {
 				if got := logs.count("Cannot watch"); got != 0 {
 					t.Errorf("the refusal was logged as an outage too:\n%s", logs)
 				}
-				if got := slices.Contains(health.of("servicecidrs"), true); got != test.fails {
+				if got := slices.Contains(health.about("servicecidrs"), true); got != test.fails {
 					t.Errorf("health was told of a failure: %v, want %v", got, test.fails)
 				}
 
@@ -95,13 +95,13 @@ func testOutageDuringARefusalEnds(t *testing.T) {
 		for outages := 1; outages <= 2; outages++ {
 			c.server.Stop()
 			await.True(t, "a failure", func() bool {
-				return logs.count("Cannot list", `"resource"="servicecidrs"`) == outages && slices.Contains(health.of("servicecidrs"), true)
+				return logs.count("Cannot list", `"resource"="servicecidrs"`) == outages && slices.Contains(health.about("servicecidrs"), true)
 			})
 			health.clear()
 			if err := c.server.Resume(); err != nil {
 				t.Fatal(err)
 			}
-			await.True(t, "the end of the failure", func() bool { return slices.Contains(health.of("servicecidrs"), false) })
+			await.True(t, "the end of the failure", func() bool { return slices.Contains(health.about("servicecidrs"), false) })
 			health.clear()
 		}
 	})

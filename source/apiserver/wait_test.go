@@ -50,7 +50,7 @@ func (r *reports) clear() {
 	r.all = nil
 }
 
-func (r *reports) of(resource string) (out []bool) {
+func (r *reports) about(resource string) (out []bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, failing := range []bool{true, false} {
@@ -79,14 +79,14 @@ func testFailingServiceCIDRsDelayNothing(t *testing.T) {
 						t.Errorf("%s was not published before Synced", id)
 					}
 				}
-				await.True(t, "the report of the failure", func() bool { return slices.Equal(reports.of("servicecidrs"), []bool{true}) })
-				if got := reports.of("services"); got != nil {
+				await.True(t, "the report of the failure", func() bool { return slices.Equal(reports.about("servicecidrs"), []bool{true}) })
+				if got := reports.about("services"); got != nil {
 					t.Errorf("Services were reported as failing: %v", got)
 				}
 
 				mend(c, "servicecidrs")
 				await.True(t, "the ServiceCIDR, once it is served", sink.has("servicecidrs//more"))
-				await.True(t, "the report of the end", func() bool { return slices.Equal(reports.of("servicecidrs"), []bool{true, false}) })
+				await.True(t, "the report of the end", func() bool { return slices.Equal(reports.about("servicecidrs"), []bool{true, false}) })
 			})
 		})
 	}
@@ -124,7 +124,7 @@ func testListThatIsNeverAnsweredIsLogged(t *testing.T) {
 		await.True(t, "a line of the log", func() bool {
 			return logs.count("Cannot list; programming nothing before it is listed", "no answer from the API server for 2s", `"resource"="services"`) == 1
 		})
-		if got := reports.of("services"); !slices.Equal(got, []bool{true}) {
+		if got := reports.about("services"); !slices.Equal(got, []bool{true}) {
 			t.Errorf("reports %v, want one of a failure", got)
 		}
 		if got := logs.count("no answer", `"resource"="services"`); got != 1 {
@@ -136,6 +136,6 @@ func testListThatIsNeverAnsweredIsLogged(t *testing.T) {
 		await.True(t, "the reason why it is not synced", func() bool { return sink.waitsFor("services: no answer from the API server for 2s") })
 		c.server.Answer("services")
 		await.True(t, "Synced", sink.synced)
-		await.True(t, "the report of the end", func() bool { return slices.Equal(reports.of("services"), []bool{true, false}) })
+		await.True(t, "the report of the end", func() bool { return slices.Equal(reports.about("services"), []bool{true, false}) })
 	})
 }

@@ -152,8 +152,8 @@ func testFailureLeavesTheOlderArchive(t *testing.T) {
 func layoutImages(t *testing.T, archive []byte) []v1.Image {
 	t.Helper()
 	dir := t.TempDir()
-	for name, data := range files(t, bytes.NewReader(archive)) {
-		path := filepath.Join(dir, name)
+	for file, data := range files(t, bytes.NewReader(archive)) {
+		path := filepath.Join(dir, file)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -223,8 +223,8 @@ func checkImage(t *testing.T, image v1.Image, arch string) {
 		t.Errorf("%s: (-want +got):\n%s", arch, diff)
 	}
 	got := map[string]string{}
-	for name, data := range files(t, mutate.Extract(image)) {
-		got[name] = string(data)
+	for file, data := range files(t, mutate.Extract(image)) {
+		got[file] = string(data)
 	}
 	contents := map[string]string{
 		"usr/local/bin/kube-proxy": "kube-proxy for " + arch,

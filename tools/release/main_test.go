@@ -39,7 +39,7 @@ func TestRelease(t *testing.T) {
 		write(plugins, platform, program, "sbom.cdx.json")
 	}
 	write(images, ".", "image.tar", "proxytest.tar")
-	make := func(version string) (string, error) {
+	run := func(version string) (string, error) {
 		r := release{
 			version: version, root: "../..", binaries: binaries, plugins: plugins,
 			image: filepath.Join(images, "image.tar"), name: "registry.example/kube-proxy",
@@ -48,13 +48,13 @@ func TestRelease(t *testing.T) {
 		}
 		return r.out, r.make()
 	}
-	first, err := make("v1.2.3")
+	first, err := run("v1.2.3")
 	if err != nil {
 		t.Fatal(err)
 	}
 
 	t.Run("has the same bytes again", func(t *testing.T) {
-		second, err := make("v1.2.3")
+		second, err := run("v1.2.3")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -138,13 +138,13 @@ func TestRelease(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer write(proxytest, "arm64", "sbom.cdx.json")
-		if _, err := make("v1.2.3"); err == nil || !strings.Contains(err.Error(), bill) {
+		if _, err := run("v1.2.3"); err == nil || !strings.Contains(err.Error(), bill) {
 			t.Errorf("got %v", err)
 		}
 	})
 
 	t.Run("refuses what is no version", func(t *testing.T) {
-		if _, err := make("1.2"); err == nil || !strings.Contains(err.Error(), `"1.2" is not a version`) {
+		if _, err := run("1.2"); err == nil || !strings.Contains(err.Error(), `"1.2" is not a version`) {
 			t.Errorf("got %v", err)
 		}
 	})

@@ -220,7 +220,7 @@ func listConnections(ctx context.Context, index *flowIndex, o connectionOptions)
 	}
 	for _, f := range list.Flows {
 		if f.Node == "" && index.from.dump == "" {
-			f.Node = hops.of(f.Server.Addr())
+			f.Node = hops.to(f.Server.Addr())
 		}
 	}
 	for _, sum := range sums {
@@ -240,7 +240,7 @@ func addSum(sums map[sumKey]*connectionSum, f *serviceFlow, by string, hops *nex
 	case sumByState:
 		key.Of = f.stateText()
 	case sumByNode:
-		key.Of = hops.of(f.Server.Addr())
+		key.Of = hops.to(f.Server.Addr())
 	}
 	if sums[key] == nil && len(sums) >= maxSums {
 		key = sumKey{"-", "-", othersName}

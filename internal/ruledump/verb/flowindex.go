@@ -190,7 +190,7 @@ func (x *flowIndex) find(e *conntrack.Entry) *serviceFlow {
 		out.Namespace, out.Service, out.Port = splitServicePort(f.ServicePort)
 	}
 	if x.hops != nil && x.filter.isNextHop() {
-		out.Node = x.hops.of(e.Server.Addr())
+		out.Node = x.hops.to(e.Server.Addr())
 	}
 	if !x.filter.selectsFlow(out, f) {
 		return nil

@@ -30,9 +30,9 @@ func newNextHops() (*nextHops, error) {
 
 func (n *nextHops) close() { n.handle.Close() }
 
-// of returns "via" and the gateway; "dev" and a device, if the node reaches the address without one, as it does its own
+// to returns "via" and the gateway; "dev" and a device, if the node reaches the address without one, as it does its own
 // pods; "this node"; or "" for an address without a route.
-func (n *nextHops) of(addr netip.Addr) string {
+func (n *nextHops) to(addr netip.Addr) string {
 	hop, known := n.known[addr]
 	if !known {
 		var err error

@@ -121,16 +121,16 @@ func answersOf(t *testing.T, config *rest.Config) (lines string) {
 // TestRealServer compares the server with Kubernetes' own kube-apiserver, by what that answered when it was recorded.
 func TestRealServer(t *testing.T) {
 	if *programs != "" {
-		real := apiservertest.StartReal(t, apiservertest.RealOptions{Assets: *programs})
+		server := apiservertest.StartReal(t, apiservertest.RealOptions{Assets: *programs})
 		await.Until(t, "there is namespace default", func() error {
-			_, err := client(t, real.Config()).CoreV1().Namespaces().Get(t.Context(), "default", metav1.GetOptions{})
+			_, err := client(t, server.Config()).CoreV1().Namespaces().Get(t.Context(), "default", metav1.GetOptions{})
 			return err
 		})
-		text := "# What kube-apiserver answers. Made by `make test-kubernetes`.\n" + answersOf(t, real.Config())
+		text := "# What kube-apiserver answers. Made by `make test-kubernetes`.\n" + answersOf(t, server.Config())
 		if err := os.WriteFile(recordedAnswers, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		expectNothingBeforeVersionToCome(t, real.Config())
+		expectNothingBeforeVersionToCome(t, server.Config())
 	}
 	recorded, err := os.ReadFile(recordedAnswers)
 	if err != nil {

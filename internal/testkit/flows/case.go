@@ -274,10 +274,10 @@ func (c Case) compile(t testing.TB, objects *manifests.Objects) []*nft.Table {
 }
 
 // Compile returns the rulesets that a proxy would program for the objects.
-func Compile(objects *manifests.Objects, options tracker.Options, config compiler.Config) ([]*nft.Table, error) {
+func Compile(objects *manifests.Objects, options tracker.Options, compilerConfig compiler.Config) ([]*nft.Table, error) {
 	t := tracker.New(options)
 	objects.Feed(t)
-	c, err := compiler.New(config)
+	c, err := compiler.New(compilerConfig)
 	if err != nil {
 		return nil, err
 	}

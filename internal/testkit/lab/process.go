@@ -102,8 +102,8 @@ func (p *Process) Fails(t testing.TB, want string) {
 	if err := p.wait(await.Patience); err == nil || p.Cmd.ProcessState.ExitCode() != 1 {
 		t.Errorf("exit: %v, want code 1", err)
 	}
-	if errors := p.Errors(); len(errors) != 1 || !strings.Contains(errors[0], want) {
-		t.Errorf("error lines %q, want one with %q", errors, want)
+	if logged := p.Errors(); len(logged) != 1 || !strings.Contains(logged[0], want) {
+		t.Errorf("error lines %q, want one with %q", logged, want)
 	}
 }
 

@@ -53,10 +53,10 @@ func startKubernetes(h *lab.Host, programs string) (s apiServer, err error) {
 			err = fmt.Errorf("starting kube-apiserver: %v", failure)
 		}
 	}()
-	real := apiservertest.StartReal(o, apiservertest.RealOptions{
+	server := apiservertest.StartReal(o, apiservertest.RealOptions{
 		Assets: programs, Do: h.Do, Dial: h.DialContext, ServiceRange: "10.97.0.0/16,fd00:10:97::/112",
 	})
-	_, err = real.Create(&networkingv1.ServiceCIDR{
+	_, err = server.Create(&networkingv1.ServiceCIDR{
 		ObjectMeta: metav1.ObjectMeta{Name: "corpus"},
 		Spec:       networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/16", "fd00:10:96::/112"}},
 	})
@@ -64,7 +64,7 @@ func startKubernetes(h *lab.Host, programs string) (s apiServer, err error) {
 		o.close()
 		return nil, err
 	}
-	return kubernetesServer{real, o}, nil
+	return kubernetesServer{server, o}, nil
 }
 
 // owner lets a program start what was made for tests. What would fail a test is a panic.

@@ -34,7 +34,7 @@ func (f Family) String() string { return fmt.Sprintf("IPv%d", int(f)) }
 
 func (f Family) addressType() discoveryv1.AddressType { return discoveryv1.AddressType(f.String()) }
 
-func (f Family) of(addrs lab.Addrs) netip.Addr {
+func (f Family) address(addrs lab.Addrs) netip.Addr {
 	if f == IPv4 {
 		return addrs.IPv4
 	}

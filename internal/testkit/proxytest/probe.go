@@ -77,7 +77,7 @@ func (p *probe) next(families []Family) []apiservertest.Object {
 			AddressType: f.addressType(),
 			Ports:       []discoveryv1.EndpointPort{{Name: new(""), Protocol: new(corev1.ProtocolTCP), Port: new(int32(probePort))}},
 			Endpoints: []discoveryv1.Endpoint{{
-				Addresses:  []string{f.of(lab.RemotePodAddrs).String()},
+				Addresses:  []string{f.address(lab.RemotePodAddrs).String()},
 				Conditions: discoveryv1.EndpointConditions{Ready: new(true), Serving: new(true), Terminating: new(false)},
 				NodeName:   new(lab.RemoteName),
 			}},
