@@ -215,8 +215,9 @@ fuzz/%: # one binary for all targets of a package
 		$$binary -test.run '^$$' -test.fuzz "^$$target$$" -test.fuzztime $(FUZZTIME) -test.fuzzcachedir $$binary.cache; \
 	done
 
-golden: ## rewrite what is generated: rulesets, converted configurations, lists of metrics, tables in docs/
+golden: ## rewrite what is generated: rulesets, converted configurations, lists of metrics, ruledump's JSON Schema, tables in docs/
 	$(GO) test ./internal/testkit/flows -run '^TestGoldenRulesets$$' -update
+	$(GO) test ./internal/ruledump/verb -run '^TestGeneratedSchema$$' -update
 	$(GO) test ./integration -run '^TestTroubleshooting$$' -update
 	$(GO) test ./internal/config ./internal/metrics ./cmd/kube-proxy ./examples -update
 

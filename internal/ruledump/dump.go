@@ -20,29 +20,32 @@ const APIVersion = "ruledump.nftproxy/v1"
 // kind is the kind of a document.
 const kind = "Ruleset"
 
-// document is a dump: "ruledump live -o json" writes it, and "--dump FILE" reads it. Each table is in it twice: as a
-// recording, which is all that is read, and in nft's words for people and jq. schema.json describes the fields.
+// Dump is the document that "ruledump live -o json" writes and "--dump FILE" reads.
+type Dump = document[tableText, otherText]
+
+// document is a dump. It has each table twice: as a recording, which is all that is read, and in nft's words for
+// people and jq.
 type document[Table, Other any] struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
 	Writer     string `json:"writer,omitempty"`
 	Header
-	Tables []Table `json:"tables"`
-	// Others is absent if the tables of other programs were not read.
-	Others *others[Other] `json:"others,omitempty"`
+	Tables []Table        `json:"tables"`
+	Others *others[Other] `json:"others,omitempty"` // absent if the tables of other programs were not read
 }
 
 type tableText struct {
-	Family    string        `json:"family"`
-	Name      string        `json:"name"`
-	Comment   string        `json:"comment,omitempty"`
-	Flags     []string      `json:"flags,omitempty"`
-	OwnerPort uint32        `json:"ownerPort,omitempty"`
-	Objects   []string      `json:"objects,omitempty"`
-	Sets      []setText     `json:"sets"`
-	Maps      []setText     `json:"maps"`
-	Chains    []chainText   `json:"chains"`
-	Netlink   nft.Recording `json:"netlink"`
+	Family    string      `json:"family" jsonschema:"enum=ip,enum=ip6"`
+	Name      string      `json:"name"`
+	Comment   string      `json:"comment,omitempty"`
+	Flags     []string    `json:"flags,omitempty" jsonschema:"enum=dormant,enum=owner,enum=persist"`
+	OwnerPort uint32      `json:"ownerPort,omitempty"`
+	Objects   []string    `json:"objects,omitempty"`
+	Sets      []setText   `json:"sets"`
+	Maps      []setText   `json:"maps"`
+	Chains    []chainText `json:"chains"`
+	// Netlink: the netlink messages that describe the table; the other fields repeat them as text
+	Netlink nft.Recording `json:"netlink"`
 }
 
 // tableBytes is the part of a tableText that is read.
@@ -53,33 +56,33 @@ type tableBytes struct {
 
 type setText struct {
 	Name     string        `json:"name"`
-	Key      string        `json:"key"`
-	Data     string        `json:"data,omitempty"`
+	Key      string        `json:"key"`            // nft's typeof
+	Data     string        `json:"data,omitempty"` // nft's typeof of a map's values; "verdict" in a verdict map
 	Comment  string        `json:"comment,omitempty"`
 	Interval bool          `json:"interval,omitempty"`
 	Dynamic  bool          `json:"dynamic,omitempty"`
 	Size     uint32        `json:"size,omitempty"`
-	Counter  bool          `json:"counter,omitempty"`
+	Counter  bool          `json:"counter,omitempty"` // the elements count packets and bytes
 	Elements []elementText `json:"elements"`
 }
 
 type elementText struct {
 	Key     string  `json:"key"`
 	Value   string  `json:"value,omitempty"`
-	Comment string  `json:"comment,omitempty"`
+	Comment string  `json:"comment,omitempty"` // the Service port, such as shop/web:http
 	Timeout string  `json:"timeout,omitempty"`
 	Expires string  `json:"expires,omitempty"`
-	Packets *uint64 `json:"packets,omitempty"`
+	Packets *uint64 `json:"packets,omitempty"` // what the element of a set with counter has counted
 	Bytes   *uint64 `json:"bytes,omitempty"`
 }
 
 type chainText struct {
 	Name     string     `json:"name"`
 	Comment  string     `json:"comment,omitempty"`
-	Type     string     `json:"type,omitempty"`
-	Hook     string     `json:"hook,omitempty"`
+	Type     string     `json:"type,omitempty" jsonschema:"enum=filter,enum=nat,enum=route"`
+	Hook     string     `json:"hook,omitempty" jsonschema:"enum=prerouting,enum=input,enum=forward,enum=output,enum=postrouting,enum=ingress,enum=egress"`
 	Priority *int32     `json:"priority,omitempty"`
-	Policy   string     `json:"policy,omitempty"`
+	Policy   string     `json:"policy,omitempty" jsonschema:"enum=drop"`
 	Rules    []ruleText `json:"rules"`
 }
 
@@ -90,7 +93,7 @@ type ruleText struct {
 
 // Write writes the snapshot as a dump.
 func (s *Snapshot) Write(w io.Writer) error {
-	d := document[tableText, otherText]{
+	d := Dump{
 		APIVersion: APIVersion, Kind: kind, Writer: "ruledump " + version.Own(), Header: s.Header, Tables: []tableText{},
 	}
 	for i, t := range s.Tables {

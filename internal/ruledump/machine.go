@@ -205,26 +205,33 @@ func portsWithoutHairpin(links map[int]netlink.Link) (names []string) {
 
 // others is the part of a dump about what else is on the way of packets.
 type others[Table any] struct {
-	Tables     []Table                 `json:"tables"`
-	Routes     []route                 `json:"routes"`
-	Rules      []evaluator.RoutingRule `json:"rules,omitempty"`
-	Policies   []evaluator.Policy      `json:"policies,omitempty"`
-	Interfaces map[string]uint32       `json:"interfaces,omitempty"`
-	// Bridges, BridgePorts, BridgeFilters and NoHairpin are those of evaluator.Host.
-	Bridges       map[string]string     `json:"bridges,omitempty"`
-	BridgePorts   map[netip.Addr]string `json:"bridgePorts,omitempty"`
-	BridgeFilters []string              `json:"bridgeFilters,omitempty"`
-	NoHairpin     []string              `json:"noHairpin,omitempty"`
-	NotLookedAt   []string              `json:"notLookedAt,omitempty"`
+	// Tables: the tables of all programs, in the order in which they were made
+	Tables []Table `json:"tables"`
+	Routes []route `json:"routes"` // the routes of all tables, at most 10,000
+	// Rules: the routing rules, in the order of their priorities
+	Rules []evaluator.RoutingRule `json:"rules,omitempty"`
+	// Policies: the policies of IPsec, in the order of their priorities
+	Policies   []evaluator.Policy `json:"policies,omitempty"`
+	Interfaces map[string]uint32  `json:"interfaces,omitempty"` // the numbers of the interfaces, by name
+	Bridges    map[string]string  `json:"bridges,omitempty"`    // the bridge of each port, by names
+	// BridgePorts: the port of a bridge behind which an address is
+	BridgePorts map[netip.Addr]string `json:"bridgePorts,omitempty"`
+	// BridgeFilters: the families whose hooks br_netfilter calls at ports of bridges
+	BridgeFilters []string `json:"bridgeFilters,omitempty" jsonschema:"enum=ip,enum=ip6"`
+	// NoHairpin: the ports to which their bridge forwards no packet that came in by them
+	NoHairpin []string `json:"noHairpin,omitempty"`
+	// NotLookedAt: rules that may be on the way of packets and are not in the dump
+	NotLookedAt []string `json:"notLookedAt,omitempty"`
 }
 
 type otherText struct {
-	Family  string        `json:"family"`
-	Name    string        `json:"name"`
-	Own     bool          `json:"own,omitempty"`
-	Comment string        `json:"comment,omitempty"`
-	LeftOut []string      `json:"leftOut,omitempty"`
-	Chains  []chainText   `json:"chains,omitempty"`
+	Family  string      `json:"family"`
+	Name    string      `json:"name"`
+	Own     bool        `json:"own,omitempty"` // the table is the proxy's, and stands in tables
+	Comment string      `json:"comment,omitempty"`
+	LeftOut []string    `json:"leftOut,omitempty"` // parts of the table that are not in the dump, and why
+	Chains  []chainText `json:"chains,omitempty"`
+	// Netlink: the netlink messages that describe the table; absent if it is the proxy's
 	Netlink nft.Recording `json:"netlink,omitempty"`
 }
 
@@ -236,10 +243,10 @@ type otherBytes struct {
 }
 
 type route struct {
-	To        netip.Prefix `json:"to"`
+	To        netip.Prefix `json:"to"` // prefix of the destinations
 	Interface string       `json:"interface"`
-	Type      string       `json:"type,omitempty"`
-	Table     uint32       `json:"table,omitempty"`
+	Type      string       `json:"type,omitempty"`  // such as local or blackhole; absent for unicast
+	Table     uint32       `json:"table,omitempty"` // number of the routing table
 }
 
 // othersText returns the others as a dump has them; nil if their messages were not recorded.

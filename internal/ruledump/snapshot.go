@@ -32,20 +32,16 @@ const (
 
 // Header holds facts about a node and its tables, as a dump has them.
 type Header struct {
-	// Origin says where the tables come from: Manifests, Cluster, Kernel or NodeLocal.
-	Origin string `json:"origin"`
-	// Node is the name of the node.
-	Node string `json:"node,omitempty"`
-	// NodeSource says where the name of a kernel's node comes from: NodeFromProxy or NodeFromHost.
-	NodeSource string `json:"nodeSource,omitempty"`
-	// Taken is the time at which the tables were read; zero for compiled ones.
-	Taken time.Time `json:"taken,omitzero"`
-	// Generation is the kernel's count of commits; 0 for tables that are not from a kernel.
-	Generation uint32 `json:"generation,omitempty"`
-	// Addresses are the node's own addresses.
-	Addresses []netip.Addr `json:"addresses"`
-	// IPv4Only says that the kernel has no IPv6, so that the proxy makes no table for it.
-	IPv4Only bool `json:"ipv4Only,omitempty"`
+	// Origin: where the tables come from
+	Origin string `json:"origin" jsonschema:"enum=kernel,enum=manifests,enum=cluster,enum=node-local"`
+	Node   string `json:"node,omitempty"` // the name of the node
+	// NodeSource: where the name of a kernel's node comes from; absent if --node gave it
+	NodeSource string    `json:"nodeSource,omitempty" jsonschema:"enum=proxy,enum=host-name"`
+	Taken      time.Time `json:"taken,omitzero"` // time at which the tables were read; absent for compiled tables
+	// Generation: the kernel's count of commits; absent for tables that are not from a kernel
+	Generation uint32       `json:"generation,omitempty"`
+	Addresses  []netip.Addr `json:"addresses" jsonschema:"nullable"` // the node's own addresses
+	IPv4Only   bool         `json:"ipv4Only,omitempty"`              // the kernel has no IPv6, so the proxy makes no table for it
 }
 
 // Snapshot holds the rules of one node.
@@ -97,10 +93,8 @@ func (s *Snapshot) add(t *nft.Table, recording nft.Recording) error {
 
 // Place is the place of an endpoint, from its slice.
 type Place struct {
-	// Node is the name of the endpoint's node.
-	Node string `json:"node,omitempty"`
-	// Zone is the name of the endpoint's zone.
-	Zone string `json:"zone,omitempty"`
+	Node string `json:"node,omitempty"` // the name of the endpoint's node
+	Zone string `json:"zone,omitempty"` // the name of the endpoint's zone
 }
 
 // Table returns the table of a family; nil if there is none.

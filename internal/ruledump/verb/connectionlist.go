@@ -125,12 +125,15 @@ const (
 // Connections holds flows to Services of one node.
 type Connections struct {
 	nodeDocument
-	Total    int              `json:"total"`
-	Finished int              `json:"finished"`
-	Unserved int              `json:"unserved"`
-	Flows    []*serviceFlow   `json:"connections,omitempty"`
-	By       string           `json:"by,omitempty"`
-	Sums     []*connectionSum `json:"sums,omitempty"`
+	Total    int `json:"total"`    // number of flows
+	Finished int `json:"finished"` // number of flows that have ended
+	Unserved int `json:"unserved"` // number of flows whose endpoint does not serve the address
+	// Flows are at most --limit, with noEndpoint first; absent with --by. A report has the flows with noEndpoint
+	// alone, beside sums.
+	Flows []*serviceFlow `json:"connections,omitempty"`
+	// By: the value of --by
+	By   string           `json:"by,omitempty" jsonschema:"enum=endpoint,enum=client,enum=node,enum=state"`
+	Sums []*connectionSum `json:"sums,omitempty"` // the largest first
 	// limit bounds the lines that are kept.
 	limit int
 }
@@ -139,15 +142,19 @@ type Connections struct {
 type serviceFlow struct {
 	Namespace string `json:"namespace"`
 	Service   string `json:"service"`
-	Port      string `json:"port,omitempty"`
-	Protocol  string `json:"protocol"`
+	Port      string `json:"port,omitempty"` // name of the Service port; absent if it has none
+	Protocol  string `json:"protocol" jsonschema:"enum=TCP,enum=UDP,enum=SCTP"`
 	connection
-	Answered    bool      `json:"answered"`
-	LeftSeconds int       `json:"leftSeconds"`
-	Begun       time.Time `json:"begun,omitzero"`
-	Packets     uint64    `json:"packets,omitempty"`
-	Bytes       uint64    `json:"bytes,omitempty"`
-	Node        string    `json:"node,omitempty"`
+	Answered bool `json:"answered"` // a packet came back
+	// LeftSeconds: the kernel forgets the flow after this time, unless a packet comes
+	LeftSeconds int `json:"leftSeconds"`
+	// Begun: time of the first packet; absent unless nf_conntrack_timestamp was on
+	Begun time.Time `json:"begun,omitzero"`
+	// Packets: in both directions; absent unless nf_conntrack_acct was on
+	Packets uint64 `json:"packets,omitempty"`
+	Bytes   uint64 `json:"bytes,omitempty"` // in both directions; absent unless nf_conntrack_acct was on
+	// Node: the gateway (via) or the device (dev) to which the node sends packets for the endpoint
+	Node string `json:"node,omitempty"`
 	// name is the Service port, as the rules name it.
 	name string
 }
@@ -164,8 +171,9 @@ type connectionSum struct {
 
 type sumKey struct {
 	ServicePort string `json:"servicePort"`
-	Protocol    string `json:"protocol"`
-	Of          string `json:"of"`
+	Protocol    string `json:"protocol" jsonschema:"enum=TCP,enum=UDP,enum=SCTP,enum=-"`
+	// Of: the endpoint, client or node; "others" for clients beyond the first 100,000
+	Of string `json:"of"`
 }
 
 // maxSums bounds the memory of --by client: a scan has any number of clients. All others share one sum.
@@ -355,8 +363,9 @@ func countText(n uint64, text func(uint64) string) string {
 // flowEvent is a flow that began or ended, or says that events were lost.
 type flowEvent struct {
 	document
-	Time  time.Time `json:"time"`
-	Event string    `json:"event"`
+	Time time.Time `json:"time"` // time at which the event arrived
+	// Event: lost: events came faster than they were read; the flow is absent then
+	Event string `json:"event" jsonschema:"enum=began,enum=ended,enum=lost"`
 	*serviceFlow
 }
 

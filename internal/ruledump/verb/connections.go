@@ -17,10 +17,12 @@ const maxConnections = 10
 
 // connection is an entry of conntrack.
 type connection struct {
-	Source netip.AddrPort `json:"source"`
-	Dialed netip.AddrPort `json:"dialed"`
+	Source netip.AddrPort `json:"source"` // the client
+	Dialed netip.AddrPort `json:"dialed"` // the address that the client dialed
+	// Server: the address that answers: the endpoint, if the connection was translated
 	Server netip.AddrPort `json:"server"`
-	State  string         `json:"state,omitempty"`
+	// State: the kernel's state of a TCP or SCTP connection, such as ESTABLISHED
+	State string `json:"state,omitempty"`
 	// Finished says that the connection has ended: TCP in TIME_WAIT or CLOSE, SCTP in CLOSED.
 	Finished bool `json:"finished,omitempty"`
 	// NoEndpoint says that the rules have no endpoint Server for this address: it is gone or not ready, or the connection

@@ -113,8 +113,8 @@ type Difference struct {
 	Settings string `json:"settings,omitempty"`
 	// Equal says that there are no differences. Clients in maps of session affinity do not count.
 	Equal    bool                `json:"equal"`
-	Services []differentFrontend `json:"services"`
-	Rules    []differentRule     `json:"rules"`
+	Services []differentFrontend `json:"services"` // the frontends that differ
+	Rules    []differentRule     `json:"rules"`    // the elements, rules, chains, sets and tables that differ
 
 	// all prints everything that differs; known leaves out the Settings.
 	all, known bool
@@ -129,13 +129,14 @@ const (
 
 // differentFrontend is a frontend that is missing, unwanted or changed.
 type differentFrontend struct {
-	Is          string            `json:"is"`
-	ServicePort string            `json:"servicePort"`
-	Kind        string            `json:"kind"`
-	Family      string            `json:"family"`
-	Address     string            `json:"address"`
-	Protocol    string            `json:"protocol"`
-	Changes     []changedProperty `json:"changes,omitempty"`
+	Is          string `json:"is" jsonschema:"enum=missing,enum=unwanted,enum=changed"`
+	ServicePort string `json:"servicePort"`
+	Kind        string `json:"kind" jsonschema:"enum=ClusterIP,enum=External,enum=NodePort"`
+	Family      string `json:"family" jsonschema:"enum=ip,enum=ip6"`
+	Address     string `json:"address"` // as in Frontend
+	Protocol    string `json:"protocol" jsonschema:"enum=TCP,enum=UDP,enum=SCTP"`
+	// Changes: the properties that differ, if the frontend has changed
+	Changes []changedProperty `json:"changes,omitempty"`
 }
 
 type changedProperty struct {
@@ -146,7 +147,7 @@ type changedProperty struct {
 
 // differentRule is an element, rule, chain, set or table that is missing or unwanted.
 type differentRule struct {
-	Is string `json:"is"`
+	Is string `json:"is" jsonschema:"enum=missing,enum=unwanted"`
 	// Where is the table, and the set or chain in it, such as "ip kube-proxy service-ips".
 	Where string `json:"where"`
 	// What is the element or rule as nft prints it, or a word such as "chain" if all of it differs.

@@ -162,15 +162,18 @@ func protocolNumber(name string, destination netip.AddrPort) (uint8, error) {
 // Explanation is the fate of the first packet of a connection, with the reasons.
 type Explanation struct {
 	nodeDocument
-	Packet      string `json:"packet"`
+	Packet string `json:"packet"` // the packet in one line
+	// ServicePort: the Service port that the packet is for; absent if there is none
 	ServicePort string `json:"servicePort,omitempty"`
 	// Outcomes has more than one if the rules draw a random number.
 	Outcomes []Outcome `json:"outcomes"`
-	Affinity []client  `json:"affinity,omitempty"`
-	// Connections are at most maxConnections, those that have finished last.
-	Connections         []connection `json:"connections,omitempty"`
-	ConnectionsTotal    int          `json:"connectionsTotal,omitempty"`
-	ConnectionsFinished int          `json:"connectionsFinished,omitempty"`
+	Affinity []client  `json:"affinity,omitempty"` // the client's entries in maps of session affinity
+	// Connections are at most 10 that the client already has with this address, the finished ones last. Changed
+	// rules do not move them.
+	Connections      []connection `json:"connections,omitempty"`
+	ConnectionsTotal int          `json:"connectionsTotal,omitempty"` // number of all such connections
+	// ConnectionsFinished: number of these connections that have ended
+	ConnectionsFinished int `json:"connectionsFinished,omitempty"`
 	// NotLookedAt names rules that may be on the packet's way and cannot be followed.
 	NotLookedAt []string `json:"notLookedAt,omitempty"`
 
@@ -185,20 +188,21 @@ type Explanation struct {
 
 // Outcome is one possible fate of the packet.
 type Outcome struct {
-	// Result is "delivered", "refused", "dropped" or "untouched".
-	Result string `json:"result"`
+	// Result: undecided: a rule of another program decides, in a way that is not modelled
+	Result string `json:"result" jsonschema:"enum=delivered,enum=refused,enum=dropped,enum=untouched,enum=undecided"`
 	Reason Reason `json:"reason"`
-	// Source is "kept" or "masqueraded", for a packet that an endpoint gets.
-	Source       string           `json:"source,omitempty"`
-	SourceReason SourceReason     `json:"sourceReason,omitempty"`
-	Why          string           `json:"why"`
+	// Source: absent if no endpoint gets the packet
+	Source       string       `json:"source,omitempty" jsonschema:"enum=kept,enum=masqueraded"`
+	SourceReason SourceReason `json:"sourceReason,omitempty"` // why the source is kept or masqueraded
+	Why          string       `json:"why"`                    // both reasons in one sentence
+	// Destinations: the possible destinations of a packet that is delivered
 	Destinations []netip.AddrPort `json:"destinations,omitempty"`
 	// DecidedBy is the rule of another program, or the chain with its policy, that ended the packet's way.
 	DecidedBy *step `json:"decidedBy,omitempty"`
-	// DependsOn has rules of other programs of which it is not known whether they match, and chains, without a rule, of which
-	// it is not known whether they run before others or at all.
+	// DependsOn has rules of other programs that may or may not match; the verdict says which of both this outcome
+	// is for. A chain without a rule may run before other tables' chains of its priority, or not at all.
 	DependsOn []step `json:"dependsOn,omitempty"`
-	Path      []step `json:"path"`
+	Path      []step `json:"path" jsonschema:"nullable"` // the rules that matched, and decisions of the kernel
 
 	head  string
 	steps evaluator.Path
@@ -206,20 +210,23 @@ type Outcome struct {
 
 // step is a rule that matched, or a decision of the kernel.
 type step struct {
-	Hook     string   `json:"hook"`
-	Table    string   `json:"table,omitempty"`
-	Chain    string   `json:"chain,omitempty"`
+	Hook string `json:"hook"`
+	// Table: table of the rule, such as "ip kube-proxy"; absent for a decision of the kernel
+	Table string `json:"table,omitempty"`
+	Chain string `json:"chain,omitempty"`
+	// Rule: the rule as nft prints it; absent if no rule of the chain decided
 	Rule     string   `json:"rule,omitempty"`
-	Elements []string `json:"elements,omitempty"`
-	Verdict  string   `json:"verdict"`
+	Elements []string `json:"elements,omitempty"` // elements that the rule found in sets and maps
+	Verdict  string   `json:"verdict"`            // the result, such as "goto cluster-3" or "routing: forwarded"
 }
 
 // client is a client in a map of session affinity.
 type client struct {
-	Map            string         `json:"map"`
-	Endpoint       netip.AddrPort `json:"endpoint"`
-	ExpiresSeconds int            `json:"expiresSeconds"`
-	Clients        int            `json:"clients"`
+	Map      string         `json:"map"` // name of the map
+	Endpoint netip.AddrPort `json:"endpoint"`
+	// ExpiresSeconds: how long the client keeps its endpoint unless it connects again
+	ExpiresSeconds int `json:"expiresSeconds"`
+	Clients        int `json:"clients"` // number of clients in the map
 }
 
 // Explain walks the packet through the tables of a snapshot.

@@ -51,10 +51,10 @@ type meteredElement struct {
 
 // traffic holds the rates of a Service port, per second.
 type traffic struct {
-	Connections float64 `json:"connections"`
-	// Packets and Bytes are those of both directions. Conntrack's events have none.
+	Connections float64 `json:"connections"` // new connections a second
+	// Packets: packets of both directions a second; conntrack's events have none
 	Packets float64 `json:"packets,omitempty"`
-	Bytes   float64 `json:"bytes,omitempty"`
+	Bytes   float64 `json:"bytes,omitempty"` // bytes of both directions a second; conntrack's events have none
 	// refused are packets of clients that were refused or dropped, by reason. Only the rules count them.
 	refused [compiler.CountedKinds]float64
 }

@@ -127,7 +127,9 @@ func TextOf(v View, format string) string {
 	return p.String()
 }
 
-// document is the beginning of all JSON that the commands write. schema.json describes the fields of all documents.
+// document is the beginning of all JSON that the commands write. `make golden` writes schema.json from the structs
+// that are written as JSON: doc comments become descriptions, and the tag jsonschema has the values of a string
+// (enum=…) or allows null (nullable).
 type document struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
@@ -138,8 +140,9 @@ func documentOf(kind string) document { return document{ruledump.APIVersion, kin
 // nodeDocument is the beginning of a document about one node.
 type nodeDocument struct {
 	document
-	Node       string `json:"node,omitempty"`
-	NodeSource string `json:"nodeSource,omitempty"`
+	Node string `json:"node,omitempty"`
+	// NodeSource: where the name of a kernel's node comes from; absent if --node gave it
+	NodeSource string `json:"nodeSource,omitempty" jsonschema:"enum=proxy,enum=host-name"`
 }
 
 func aboutNode(kind string, s *ruledump.Snapshot) nodeDocument {

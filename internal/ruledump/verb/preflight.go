@@ -117,11 +117,11 @@ func worse(a, b level) level { return levels[max(slices.Index(levels, a), slices
 
 // finding is something that was seen on a node.
 type finding struct {
-	Check string `json:"check"`
+	Check string `json:"check"` // what was checked, such as node-ports
 	Level level  `json:"level"`
-	Seen  string `json:"seen"`
-	Why   string `json:"why,omitempty"`
-	Do    string `json:"do,omitempty"`
+	Seen  string `json:"seen"`          // what the node has
+	Why   string `json:"why,omitempty"` // why it matters
+	Do    string `json:"do,omitempty"`  // what to do
 }
 
 // Preflight is the answer of the preflight command on one node.
@@ -129,7 +129,7 @@ type Preflight struct {
 	nodeDocument
 	// Verdict is the worst level of the findings.
 	Verdict level `json:"verdict"`
-	// Mode is that of the kube-proxy that serves the node now; "none" if nothing shows one.
+	// Mode: mode of the kube-proxy that serves the node now: iptables, ipvs, nftables or none
 	Mode     string    `json:"mode"`
 	Findings []finding `json:"findings"`
 }

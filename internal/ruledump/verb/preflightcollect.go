@@ -15,10 +15,9 @@ import (
 // PreflightTable is the answer of the preflight command about many nodes.
 type PreflightTable struct {
 	document
-	Verdict level `json:"verdict"`
-	// Nodes has the worst first.
-	Nodes []preflightNode `json:"nodes"`
-	// Findings are those of all nodes, each once, the worst first.
+	Verdict level           `json:"verdict"` // the worst verdict of the nodes
+	Nodes   []preflightNode `json:"nodes"`   // the worst first
+	// Findings: each finding once, the worst first; seen is from the first node
 	Findings []sharedFinding `json:"findings"`
 }
 
@@ -26,8 +25,8 @@ type preflightNode struct {
 	Node    string `json:"node"`
 	Verdict level  `json:"verdict"`
 	Mode    string `json:"mode"`
-	Stop    int    `json:"stop"`
-	Look    int    `json:"look"`
+	Stop    int    `json:"stop"` // number of findings of this level
+	Look    int    `json:"look"` // number of findings of this level
 }
 
 // sharedFinding is a finding of several nodes, which may have seen different things.

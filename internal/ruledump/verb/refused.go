@@ -21,23 +21,24 @@ import (
 // refusal is a packet that the proxy's rules refused or dropped, or the news that some are missing.
 type refusal struct {
 	nodeDocument
-	Time time.Time `json:"time"`
-	// Lost says that the kernel reported more than was read, and Limited that as many came as --limit lets through. Then
-	// there may have been more, and all below is empty.
-	Lost    bool `json:"lost,omitempty"`
+	Time time.Time `json:"time"` // time at which the first notice about the packet was read
+	// Lost: the kernel reported more than was read, so packets are missing; then all below is absent
+	Lost bool `json:"lost,omitempty"`
+	// Limited: --limit packets came in a second, so there may have been more; then all below is absent
 	Limited bool `json:"limited,omitempty"`
 	// Result is "refused" or "dropped".
-	Result string `json:"result,omitempty"`
+	Result string `json:"result,omitempty" jsonschema:"enum=refused,enum=dropped"`
 	Reason Reason `json:"reason,omitempty"`
-	Why    string `json:"why,omitempty"`
-	// Namespace, Service and Port are empty for an address that no Service holds; Port is empty for one that the Service
-	// does not have.
-	Namespace string         `json:"namespace,omitempty"`
-	Service   string         `json:"service,omitempty"`
-	Port      string         `json:"port,omitempty"`
-	Client    netip.AddrPort `json:"client,omitzero"`
-	Dialed    netip.AddrPort `json:"dialed,omitzero"`
-	Protocol  string         `json:"protocol,omitempty"`
+	Why    string `json:"why,omitempty"` // the reason in a sentence
+	// Namespace: absent, like service, for an address that no Service holds
+	Namespace string `json:"namespace,omitempty"`
+	Service   string `json:"service,omitempty"`
+	// Port: name of the Service port; absent if it has none, and for a port that the Service does not have
+	Port   string         `json:"port,omitempty"`
+	Client netip.AddrPort `json:"client,omitzero"` // address and port that the packet came from
+	// Dialed: address and port that the packet was sent to; port 0 for a protocol without ports
+	Dialed   netip.AddrPort `json:"dialed,omitzero"`
+	Protocol string         `json:"protocol,omitempty"`
 	// name is the Service port, as the rules name it.
 	name string
 }

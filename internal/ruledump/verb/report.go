@@ -105,13 +105,13 @@ It needs CAP_NET_ADMIN. What else cannot be read is named, and left out.`,
 // Report describes the node of a report, and what the report lacks.
 type Report struct {
 	nodeDocument
-	Writer string    `json:"writer"`
+	Writer string    `json:"writer"` // the program that wrote the report
 	Taken  time.Time `json:"taken"`
-	Kernel string    `json:"kernel"`
-	// Sysctls are those that decide about packets, by name.
+	Kernel string    `json:"kernel"` // name, release, version and machine, as of uname
+	// Sysctls: the files below /proc/sys that decide about packets, with their values
 	Sysctls    map[string]string    `json:"sysctls"`
-	Interfaces []describedInterface `json:"interfaces"`
-	// Redacted says that pseudonyms stand for addresses.
+	Interfaces []describedInterface `json:"interfaces"` // at most 500
+	// Redacted: pseudonyms stand for IP addresses, and rules of other programs are left out
 	Redacted bool `json:"redacted,omitempty"`
 	// Missing says what could not be read, and why.
 	Missing []string `json:"missing,omitempty"`

@@ -61,29 +61,36 @@ type Services struct {
 
 // frontend is one address that clients dial.
 type frontend struct {
-	Namespace string     `json:"namespace"`
-	Service   string     `json:"service"`
-	Port      string     `json:"port,omitempty"`
-	Protocol  string     `json:"protocol"`
-	Kind      string     `json:"kind"`
-	Family    string     `json:"family"`
-	Address   string     `json:"address"`
-	Policy    string     `json:"policy,omitempty"`
+	Namespace string `json:"namespace"`      // namespace of the Service
+	Service   string `json:"service"`        // name of the Service
+	Port      string `json:"port,omitempty"` // name of the Service port
+	Protocol  string `json:"protocol" jsonschema:"enum=TCP,enum=UDP,enum=SCTP"`
+	// Kind: External stands for external and load balancer IPs
+	Kind    string `json:"kind" jsonschema:"enum=ClusterIP,enum=External,enum=NodePort"`
+	Family  string `json:"family" jsonschema:"enum=ip,enum=ip6"`
+	Address string `json:"address"` // 10.96.0.10:80, or :30080 for a node port
+	// Policy: absent where the rules are the same under both
+	Policy string `json:"policy,omitempty" jsonschema:"enum=Cluster,enum=Local"`
+	// Endpoints are for all clients; under policy Local, for clients of the cluster and of the node.
 	Endpoints []endpoint `json:"endpoints"`
-	// LocalEndpoints are for the clients that policy Local binds.
-	LocalEndpoints  []endpoint     `json:"localEndpoints,omitempty"`
-	Unserved        string         `json:"unserved,omitempty"`
+	// LocalEndpoints are for all other clients under policy Local.
+	LocalEndpoints []endpoint `json:"localEndpoints,omitempty"`
+	// Unserved: what becomes of clients for whom there is no endpoint
+	Unserved string `json:"unserved,omitempty" jsonschema:"enum=reject,enum=drop"`
+	// AffinitySeconds: how long a client stays with its endpoint; absent without affinity
 	AffinitySeconds int            `json:"affinitySeconds,omitempty"`
-	Sources         []netip.Prefix `json:"sources,omitzero"`
-	Chain           string         `json:"chain,omitempty"`
+	Sources         []netip.Prefix `json:"sources,omitzero"` // who may dial the address; absent for everybody
+	Chain           string         `json:"chain,omitempty"`  // the chain to which new connections go
 	*count
 }
 
 // count counts the traffic through an address since its element was added to the kernel's set.
 type count struct {
+	// Connections: connections translated since the address came into the kernel; absent where the proxy does not
+	// count
 	Connections uint64 `json:"connections"`
-	Packets     uint64 `json:"packets"`
-	Bytes       uint64 `json:"bytes"`
+	Packets     uint64 `json:"packets"` // packets of these connections, in both directions
+	Bytes       uint64 `json:"bytes"`   // bytes of these connections, IP headers included
 }
 
 type endpoint struct {

@@ -49,49 +49,52 @@ exporter. The number of series does not depend on how many Services there are.`,
 // Statistics counts the contents of the tables of one node, IPv4 first.
 type Statistics struct {
 	nodeDocument
-	Taken        time.Time       `json:"taken,omitzero"`
-	Generation   uint32          `json:"generation,omitempty"`
-	Tables       []tableStats    `json:"tables"`
-	Frontends    int             `json:"frontends"`
-	ServicePorts int             `json:"servicePorts"`
-	Unserved     int             `json:"unserved"`
-	Affinity     []affinityStats `json:"affinity"` // the fullest first
-	// Refused are the most first. Only the kernel and dumps have them, where the proxy counts.
+	Taken        time.Time    `json:"taken,omitzero"`       // time at which the tables were read
+	Generation   uint32       `json:"generation,omitempty"` // the kernel's count of commits, by anybody
+	Tables       []tableStats `json:"tables"`
+	Frontends    int          `json:"frontends"`    // addresses and node ports
+	ServicePorts int          `json:"servicePorts"` // Service ports of the frontends, by IP family
+	// Unserved: frontends that refuse or drop some clients, because there is no endpoint for them
+	Unserved int             `json:"unserved"`
+	Affinity []affinityStats `json:"affinity"` // maps of session affinity, the fullest first
+	// Refused counts packets that were refused or dropped, each try again, where the proxy counts; the most first.
+	// Only the kernel and dumps have counts.
 	Refused []refusedCount `json:"refused,omitempty"`
-	// Leftovers are those of kube-proxy's other modes in the running kernel.
+	// Leftovers of kube-proxy's other modes are searched in the running kernel alone.
 	Leftovers []leftoverStats `json:"leftovers,omitempty"`
 }
 
 type tableStats struct {
-	Family      string `json:"family"`
+	Family      string `json:"family" jsonschema:"enum=ip,enum=ip6"`
 	Chains      int    `json:"chains"`
 	Rules       int    `json:"rules"`
 	Sets        int    `json:"sets"`
 	Elements    int    `json:"elements"`
-	MemoryBytes int    `json:"memoryBytes"`
-	Owner       uint32 `json:"owner,omitempty"`
-	Foreign     int    `json:"foreign"`
+	MemoryBytes int    `json:"memoryBytes"`     // an estimate
+	Owner       uint32 `json:"owner,omitempty"` // netlink port of the table's owner
+	// Foreign: rules with statements that the proxy does not write, and objects other than chains and sets
+	Foreign int `json:"foreign"`
 }
 
 type affinityStats struct {
-	Family  string `json:"family"`
+	Family  string `json:"family" jsonschema:"enum=ip,enum=ip6"`
 	Map     string `json:"map"`
 	Clients int    `json:"clients"`
-	Size    int    `json:"size"`
+	Size    int    `json:"size"` // room for clients
 }
 
 // refusedCount counts packets of clients that were refused or dropped, since their frontend is in the kernel's set.
 type refusedCount struct {
 	// ServicePort is the Service alone for an unknown port, and empty for an address that no Service holds.
 	ServicePort string `json:"servicePort"`
-	Reason      string `json:"reason"`
+	Reason      string `json:"reason" jsonschema:"enum=no-endpoints,enum=policy-local,enum=source-not-allowed,enum=unknown-port,enum=unassigned-address,enum=foreign-rule"`
 	Packets     uint64 `json:"packets"`
 }
 
 func (a affinityStats) percent() int { return 100 * a.Clients / a.Size }
 
 type leftoverStats struct {
-	Kind    string `json:"kind"`
+	Kind    string `json:"kind" jsonschema:"enum=iptables-nft,enum=iptables-legacy,enum=ipvs"`
 	Count   int    `json:"count"`
 	Example string `json:"example"`
 }

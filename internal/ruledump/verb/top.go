@@ -103,11 +103,11 @@ var sortKeys = []string{"connections", "packets", "bytes", "refused", "name"}
 // Rates holds what the Service ports of a node did a second, in one round.
 type Rates struct {
 	nodeDocument
-	Time time.Time `json:"time"`
-	// From is "counters" of the rules, or "events" of conntrack.
-	From string `json:"from"`
-	// Problem says why the numbers are too small.
-	Problem string `json:"problem,omitempty"`
+	Time time.Time `json:"time"` // end of the round
+	// From is "counters" of the rules (feature gate NFTProxyServiceCounters), or "events" of conntrack, which have
+	// connections alone.
+	From    string `json:"from" jsonschema:"enum=counters,enum=events"`
+	Problem string `json:"problem,omitempty"` // why the numbers of this round are not complete
 	// Services are the Service ports that had traffic within the last minute.
 	Services []*serviceRate `json:"services"`
 
@@ -118,7 +118,7 @@ type Rates struct {
 type serviceRate struct {
 	Namespace string `json:"namespace"`
 	Service   string `json:"service"`
-	Port      string `json:"port,omitempty"`
+	Port      string `json:"port,omitempty"` // name of the Service port; absent if it has none
 	traffic
 	// Refused are packets of clients that were refused or dropped, where the rules count them.
 	Refused []refusedRate `json:"refused,omitempty"`
@@ -130,8 +130,8 @@ type serviceRate struct {
 
 // refusedRate holds the packets refused for one reason, per second.
 type refusedRate struct {
-	Reason  string  `json:"reason"`
-	Packets float64 `json:"packets"`
+	Reason  string  `json:"reason" jsonschema:"enum=no-endpoints,enum=policy-local,enum=source-not-allowed,enum=unknown-port,enum=unassigned-address,enum=foreign-rule"`
+	Packets float64 `json:"packets"` // packets a second
 }
 
 func (r *Rates) sort(by string) {

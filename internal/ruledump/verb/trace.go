@@ -100,16 +100,16 @@ func needYes(yes bool, command string) error {
 // tracedPacket is the way of one packet, or the news that some were lost.
 type tracedPacket struct {
 	document
-	Time time.Time `json:"time"`
-	// Lost says that the kernel reported more than was read, so steps of packets are missing. Then all else is empty.
-	Lost        bool     `json:"lost,omitempty"`
-	Packet      string   `json:"packet,omitempty"`
+	Time time.Time `json:"time"` // time at which the first notice about the packet was read
+	// Lost: the kernel reported more than was read, so steps of packets are missing; then all else is absent
+	Lost   bool   `json:"lost,omitempty"`
+	Packet string `json:"packet,omitempty"` // the packet in one line, as it came
+	// ServicePort: the Service port that the packet is for; absent if there is none
 	ServicePort string   `json:"servicePort,omitempty"`
 	Outcome     *Outcome `json:"outcome,omitempty"`
-	// Agrees says that explain expects the same; nil if explain does not know, as Expected says.
-	Agrees *bool `json:"explainAgrees,omitempty"`
-	// Expected holds the outcomes that explain gives instead.
-	Expected []string `json:"explainSays,omitempty"`
+	// Agrees: explain expects the same rules and the same address; absent if explain does not know
+	Agrees   *bool    `json:"explainAgrees,omitempty"`
+	Expected []string `json:"explainSays,omitempty"` // what explain expects instead, or why it does not know
 }
 
 // tracing follows packets.

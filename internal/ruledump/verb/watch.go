@@ -107,17 +107,18 @@ func checkNotRefused(cmd *cobra.Command, args []string) (err error) {
 // change is one commit that concerns the proxy's tables.
 type change struct {
 	document
-	Time       time.Time `json:"time"`
-	Generation uint32    `json:"generation"`
-	// Process is the name of the process that committed, at most 15 bytes; where PID is 0, the name of its thread.
+	Time       time.Time `json:"time"`       // time at which the notice arrived
+	Generation uint32    `json:"generation"` // the kernel's count of commits
+	// Process: the name of the process that committed, at most 15 bytes; without pid, of its thread
 	Process string `json:"process"`
-	// PID is 0 if the process has ended, or if /proc is not that of the initial PID namespace.
-	PID     uint32         `json:"pid,omitempty"`
-	TID     uint32         `json:"tid"`
-	Foreign bool           `json:"foreign"`
-	Lost    bool           `json:"lost,omitempty"`
-	Counts  map[string]int `json:"counts"`
-	Parts   []string       `json:"parts"`
+	// PID is absent if the process has ended, or if /proc is not that of the initial PID namespace.
+	PID     uint32 `json:"pid,omitempty"`
+	TID     uint32 `json:"tid"`     // the id of the thread that committed, in the initial PID namespace
+	Foreign bool   `json:"foreign"` // the process does not have the proxy's name
+	// Lost: parts of commits were lost, because they were larger than a socket holds
+	Lost   bool           `json:"lost,omitempty"`
+	Counts map[string]int `json:"counts"` // added and deleted parts by kind, such as "+element"
+	Parts  []string       `json:"parts"`  // the first parts
 }
 
 // watchOptions configures watch.
