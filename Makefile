@@ -228,7 +228,7 @@ bench: ## benchmarks; compare numbers of one run only
 compare: build kubernetes/kube-proxy ## the tables of docs/measurements-kube-proxy.md: beside Kubernetes' own; needs root and a quiet machine for 15 minutes
 	$(GO) run ./hack/compare --kube-proxy $(KUBERNETES)/kube-proxy --patience 15s --page docs/measurements-kube-proxy.md -v
 
-plot: build kubernetes/kube-proxy ## docs/performance.svg: first Sync, one change and memory, with kube-proxy's; needs root and a quiet machine for half an hour
+plot: build kubernetes/kube-proxy ## docs/performance.svg, the chart of docs/measurements-kube-proxy.md: first Sync, one change and memory, with kube-proxy's; needs root and a quiet machine for half an hour
 	$(GO) run ./hack/compare --kube-proxy $(KUBERNETES)/kube-proxy --brief --limit 10m --sizes 1000x2,5000x2,10000x2,20000x2,44000x2 --figures $(BIN)/figures.json -v
 	$(GO) run ./hack/performance -beside $(BIN)/figures.json
 

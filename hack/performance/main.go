@@ -1,5 +1,6 @@
 // Command performance measures a Backend with different numbers of Services, in network namespaces that it makes, and
-// draws the chart of docs/performance.md, with what hack/compare measured of kube-proxy beside. Its benchmark measures the way of a packet through the rules. It needs root.
+// draws the chart of docs/measurements-kube-proxy.md, with what hack/compare measured of kube-proxy beside. Its benchmark
+// measures the way of a packet through the rules. It needs root.
 package main
 
 import (

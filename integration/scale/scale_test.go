@@ -13,7 +13,7 @@ import (
 	"github.com/nftproxy/nftproxy/internal/testkit/process"
 )
 
-// The size of the cluster. docs/scale.md has runs of several.
+// The size of the cluster. docs/measurements.md has runs of several.
 var (
 	proxies   = flag.Int("proxies", 100, "how many proxies there are")
 	services  = flag.Int("services", 1000, "how many Services there are")
