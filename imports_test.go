@@ -265,3 +265,61 @@ func codes(text string) (found []string) {
 	}
 	return found
 }
+
+var ringRow = regexp.MustCompile(`(?m)^\| ([1-3])\. [^|]*\| ([^|]*) \| ([0-9,]*) \|$`)
+
+// TestRings compares the table of the three rings in docs/architecture.md with the code.
+func TestRings(t *testing.T) {
+	page, err := os.ReadFile(architecture)
+	if err != nil {
+		t.Fatal(err)
+	}
+	imports, rings := packageImports(t), map[string]string{}
+	for _, row := range ringRow.FindAllStringSubmatch(string(page), -1) {
+		ring, lines := row[1], 0
+		for _, pkg := range codes(row[2]) {
+			if rings[pkg] != "" || imports[pkg] == nil {
+				t.Errorf("%s is in ring %s too, or is no package", pkg, rings[pkg])
+			}
+			rings[pkg] = ring
+			lines += productionLines(t, pkg)
+		}
+		said, _ := strconv.Atoi(strings.ReplaceAll(row[3], ",", ""))
+		if 5*max(said-lines, lines-said) > lines {
+			t.Errorf("ring %s has %d lines, and %s says %s", ring, lines, architecture, row[3])
+		}
+	}
+	for pkg, imported := range imports {
+		if top, _, _ := strings.Cut(pkg, "/"); isProduct(pkg) && top != "examples" && rings[pkg] == "" {
+			t.Errorf("%s is in no ring", pkg)
+		}
+		if rings[pkg] != "1" || pkg == "cmd/kube-proxy" {
+			continue
+		}
+		for _, other := range ownImports(imported, nil) {
+			if rings[other] != "1" {
+				t.Errorf("%s of ring 1 imports %s of ring %s", pkg, other, rings[other])
+			}
+		}
+	}
+}
+
+// productionLines counts the lines of a package without tests and generated code.
+func productionLines(t *testing.T, pkg string) (lines int) {
+	t.Helper()
+	paths, err := filepath.Glob(pkg + "/*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range paths {
+		if strings.HasSuffix(path, "_test.go") || strings.HasSuffix(path, ".pb.go") {
+			continue
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines += strings.Count(string(text), "\n")
+	}
+	return lines
+}
