@@ -20,7 +20,7 @@ func (p *program) affinityKnown(port *portPlans, kind chainKind) *nft.Chain {
 	// matches the protocol too, because nft cannot list a translation to a port otherwise.
 	returning := func(list endpointList, match ...nft.Statement) {
 		if len(port.list(list)) > 0 {
-			dnat := nft.DNAT{Family: p.family, Key: nft.Concat{p.family.Saddr()}, Map: affinityKey{port.affinity, list}.mapName()}
+			dnat := nft.DNAT(p.family, nft.Concat{p.family.Saddr()}, affinityKey{port.affinity, list}.mapName())
 			c.Rules = append(c.Rules, nft.NewRule(append(match, isProtocol(port.ID.Protocol), dnat)...))
 		}
 	}

@@ -25,7 +25,7 @@ func (p *program) masquerading(kind chainKind) []nft.Rule {
 	return []nft.Rule{nft.NewRule(nft.Jump(chainMarkUnlessLocal))}
 }
 
-func (p *program) mark() nft.SetMark { return nft.SetMark{Or: 1 << p.config.MasqueradeBit} }
+func (p *program) mark() nft.Assign { return nft.SetMark(1 << p.config.MasqueradeBit) }
 
 // onlyPrefix returns the prefix that matches clients of the cluster, if nothing else does.
 func onlyPrefix(clients []nft.Statement) (nft.Match, bool) {

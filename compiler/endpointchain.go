@@ -97,7 +97,7 @@ func (p *program) endpointChain(c endpointChain) *nft.Chain {
 // slot that has just gone. The lookup then ends the rule, and a second rule takes slot 0.
 func (p *program) draws(c endpointChain) []nft.Rule {
 	draw := func(slot nft.Expr) nft.Rule {
-		return nft.NewRule(nft.DNAT{Family: p.family, Key: append(p.key(c.nodePort), slot), Map: c.endpoints().set(c.nodePort)})
+		return nft.NewRule(nft.DNAT(p.family, append(p.key(c.nodePort), slot), c.endpoints().set(c.nodePort)))
 	}
 	first := draw(nft.Numgen{Mod: 1})
 	switch c.count {

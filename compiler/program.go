@@ -211,12 +211,12 @@ func (p *program) clusterIPRules() []nft.Rule {
 }
 
 func (p *program) postrouting() []nft.Rule {
-	bits := p.mark().Or
-	rules := append(p.countIn(chainCountConnections), nft.NewRule(nft.Match{Field: nft.MetaMark, Mask: bits, Value: bits}, nft.SetMark{Xor: bits}, nft.Masquerade{}))
+	bits := uint32(1) << p.config.MasqueradeBit
+	rules := append(p.countIn(chainCountConnections), nft.NewRule(nft.Match{Field: nft.MetaMark, Mask: bits, Value: bits}, nft.FlipMark(bits), nft.Masquerade))
 	if p.has(hairpinRecord, false) {
 		pair := nft.Concat{p.family.Saddr(), p.family.Daddr()}
 		rules = append(rules, nft.Rule{
-			Statements: []nft.Statement{wasTranslated, nft.InSet{Key: pair, Set: hairpinSet}, nft.Masquerade{}},
+			Statements: []nft.Statement{wasTranslated, nft.InSet{Key: pair, Set: hairpinSet}, nft.Masquerade},
 			Comment:    "the endpoint is the client itself",
 		})
 	}

@@ -103,7 +103,7 @@ func targets(from string, to ...string) *nft.Set {
 
 // dnat draws one of n slots of the targets.
 func dnat(n uint32) nft.Rule {
-	return rule(nft.DNAT{Family: nft.FamilyIP, Key: nft.Concat{nft.IPDaddr, nft.Numgen{Mod: n}}, Map: "targets"})
+	return rule(nft.DNAT(nft.FamilyIP, nft.Concat{nft.IPDaddr, nft.Numgen{Mod: n}}, "targets"))
 }
 
 // tableOf puts chains and sets in one table.
@@ -238,13 +238,13 @@ func TestFates(t *testing.T) {
 		},
 		{
 			name: "a mark goes along, and masquerading follows it",
-			table: tableOf(base("a", nft.HookPrerouting, 0, rule(nft.SetMark{Or: 6})),
-				nat("b", nft.HookPostrouting, rule(nft.Match{Field: nft.MetaMark, Mask: 2, Value: 2}, nft.SetMark{Xor: 2}, nft.Masquerade{}))),
+			table: tableOf(base("a", nft.HookPrerouting, 0, rule(nft.SetMark(6))),
+				nat("b", nft.HookPostrouting, rule(nft.Match{Field: nft.MetaMark, Mask: 2, Value: 2}, nft.FlipMark(2), nft.Masquerade))),
 			want: []string{"to 10.0.0.1:80, source masqueraded"},
 		},
 		{
 			name: "a mark matches when it has all the bits",
-			table: tableOf(base("a", nft.HookPrerouting, 0, rule(nft.SetMark{Or: 6})),
+			table: tableOf(base("a", nft.HookPrerouting, 0, rule(nft.SetMark(6))),
 				base("b", nft.HookForward, 0, rule(nft.Match{Field: nft.MetaMark, Mask: 3, Value: 3}, nft.Drop), rule(nft.Match{Field: nft.MetaMark, Mask: 6, Value: 6}, reject))),
 			want: []string{refused},
 		},
@@ -265,7 +265,7 @@ func TestFates(t *testing.T) {
 		{
 			name:   "what was masqueraded comes from the node, to whatever address that was",
 			packet: fromNode("10.0.0.1:80"),
-			table: tableOf(nat("a", nft.HookOutput, dnat(1)), targets("10.0.0.1", "127.0.0.1:8080"), nat("b", nft.HookPostrouting, rule(nft.Masquerade{})),
+			table: tableOf(nat("a", nft.HookOutput, dnat(1)), targets("10.0.0.1", "127.0.0.1:8080"), nat("b", nft.HookPostrouting, rule(nft.Masquerade)),
 				base("c", nft.HookInput, 0, rule(nft.Match{Field: nft.FibSaddrType, Value: nft.IntegerData(unix.RTN_LOCAL)}, reject))),
 			want: []string{refused},
 		},
@@ -356,8 +356,8 @@ func TestFatesEstablished(t *testing.T) {
 		base("b", nft.HookForward, 0, rule(nft.Match{Field: nft.CTState, Value: nft.CTStateNew}, nft.Drop)),
 		nat("c", nft.HookPostrouting, rule(nft.Drop)),
 		// conntrack knows from the start what NAT does later.
-		base("d", nft.HookPrerouting, -150, rule(nft.Match{Field: nft.CTStatus, Value: nft.CTStatusDNAT}, nft.SetMark{Or: 1}),
-			rule(nft.Match{Field: nft.CTReplyProtoSrc, Op: nft.NotEqual, Value: nft.PortData(8080)}, nft.SetMark{Or: 2})),
+		base("d", nft.HookPrerouting, -150, rule(nft.Match{Field: nft.CTStatus, Value: nft.CTStatusDNAT}, nft.SetMark(1)),
+			rule(nft.Match{Field: nft.CTReplyProtoSrc, Op: nft.NotEqual, Value: nft.PortData(8080)}, nft.SetMark(2))),
 	)}, host)
 	p := tcp(outside, "10.0.0.1:80")
 	for _, tc := range []struct {
@@ -394,7 +394,7 @@ func affinityTable(size uint32) *nft.Table {
 		Key: nft.Concat{nft.IPSaddr, nft.IPDaddr}, Data: nft.Concat{nft.IPDaddr, nft.ThDport},
 	}
 	return tableOf(memory, targets("10.0.0.1", "10.244.1.5:8080", "10.244.1.6:8080"),
-		nat("a", nft.HookPrerouting, rule(nft.DNAT{Family: nft.FamilyIP, Key: memory.Key, Map: "memory"}), dnat(2)),
+		nat("a", nft.HookPrerouting, rule(nft.DNAT(nft.FamilyIP, memory.Key, "memory")), dnat(2)),
 		base("b", nft.HookForward, 0, rule(nft.Update{
 			Map: "memory", Key: nft.Concat{nft.IPSaddr, nft.CTOriginalIPDaddr}, Data: nft.Concat{nft.IPDaddr, nft.CTReplyProtoSrc}, Timeout: 3e9,
 		}, nft.Counter{})),
@@ -508,7 +508,7 @@ func TestFatesErrors(t *testing.T) {
 		},
 		{
 			name:  "masquerade where the kernel has none",
-			table: tableOf(nat("a", nft.HookPrerouting, rule(nft.Masquerade{}))),
+			table: tableOf(nat("a", nft.HookPrerouting, rule(nft.Masquerade))),
 			want:  "evaluator: ip test a: masquerade fully-random: masquerade works in nat chains at postrouting only",
 		},
 		{

@@ -28,11 +28,11 @@ func webTable() *nft.Table {
 		Chains: []*nft.Chain{
 			{
 				Name: "nat-prerouting", Type: nft.TypeNAT, Hook: nft.HookPrerouting, Priority: nft.PriorityDstNAT,
-				Rules: []nft.Rule{nft.NewRule(nft.DNAT{Family: nft.FamilyIP, Key: draw, Map: web.Name})},
+				Rules: []nft.Rule{nft.NewRule(nft.DNAT(nft.FamilyIP, draw, web.Name))},
 			},
 			{
 				Name: "nat-postrouting", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: nft.PrioritySrcNAT,
-				Rules: []nft.Rule{nft.NewRule(nft.InSet{Key: hairpin.Key, Set: hairpin.Name}, nft.Masquerade{})},
+				Rules: []nft.Rule{nft.NewRule(nft.InSet{Key: hairpin.Key, Set: hairpin.Name}, nft.Masquerade)},
 			},
 		},
 	}

@@ -89,13 +89,13 @@ func (s *script) statement() nft.Statement {
 	case 6:
 		return nft.Vmap{Key: s.concat(), Map: s.setName()}
 	case 7:
-		return nft.SetMark{Or: uint32(s.choose(4))}
+		return nft.SetMark(uint32(s.choose(4)))
 	case 8:
-		return nft.SetMark{Xor: uint32(s.choose(4))}
+		return nft.FlipMark(uint32(s.choose(4)))
 	case 9:
-		return nft.DNAT{Family: pick(s, nft.FamilyIP, nft.FamilyIP6), Key: s.concat(), Map: s.setName()}
+		return nft.DNAT(pick(s, nft.FamilyIP, nft.FamilyIP6), s.concat(), s.setName())
 	case 10:
-		return nft.Masquerade{}
+		return nft.Masquerade
 	case 11:
 		return nft.Reject{Family: pick(s, nft.FamilyIP, nft.FamilyIP6)}
 	case 12:

@@ -58,21 +58,10 @@ func (s *statements) run(statement nft.Statement) result {
 		return s.vmap(x)
 	case nft.Verdict:
 		return decided(x)
-	case nft.SetMark:
-		return s.setMark(&s.mark, s.mark.set(x.Or, x.Or).flip(x.Xor))
 	case nft.Assign:
 		return s.assign(x)
-	case nft.SetTTL:
-		return result{matches: yes, effect: func() error { s.hops, s.hopsSet = x.Hops, true; return nil }}
-	case nft.DNAT:
-		length := s.walk.destination.Addr().BitLen() / 8
-		addr := nft.Mapped{Key: x.Key, Map: x.Map, Length: length}
-		port := nft.Mapped{Key: x.Key, Map: x.Map, Offset: length, Length: 2}
-		return s.nat(nft.NAT{Kind: nft.DestinationNAT, Family: x.Family, Addr: addr, Port: port})
 	case nft.NAT:
 		return s.nat(x)
-	case nft.Masquerade:
-		return s.nat(nft.NAT{Kind: nft.MasqueradeNAT, Family: s.Family})
 	case nft.Dup:
 		return s.dup(x)
 	case nft.Update:
@@ -83,7 +72,7 @@ func (s *statements) run(statement nft.Statement) result {
 		return s.reject(x)
 	case nft.Notrack:
 		return result{matches: yes, effect: func() error { s.untracked = s.untracked || !s.tracked; return nil }}
-	case nft.Counter, nft.SetNftrace:
+	case nft.Counter:
 		return goesOn
 	case nft.Limit:
 		return result{matches: maybe, why: "the rate at which packets come is not known"}
@@ -187,12 +176,6 @@ func (s *statements) vmap(m nft.Vmap) result {
 	return r
 }
 
-func (m mark) set(mask, bits uint32) mark {
-	return mark{m.bits&^mask | bits&mask, m.unknown &^ mask}
-}
-
-func (m mark) flip(bits uint32) mark { return mark{(m.bits ^ bits) &^ m.unknown, m.unknown} }
-
 func (s *statements) setMark(to *mark, m mark) result {
 	return result{matches: yes, effect: func() error { *to = m; return nil }}
 }
@@ -217,6 +200,8 @@ func (s *statements) assign(a nft.Assign) result {
 		return s.setMark(&s.mark, m)
 	case a.To == nft.CTMark:
 		return s.setMark(&s.ctMark, m)
+	case (a.To == nft.IPTTL || a.To == nft.IP6Hoplimit) && v.isKnown():
+		return result{matches: yes, effect: func() error { s.hops, s.hopsSet = v.data[0], true; return nil }}
 	case isPayload && to.Base == nft.NetworkHeader && s.walk.family == nft.FamilyIP && to.Offset >= version && to.Offset+to.Length <= class:
 		return goesOn
 	case isPayload:

@@ -196,7 +196,7 @@ func (d *ruleGenerator) rules() []nft.Rule {
 		}
 		if d.Maybe(3) {
 			statements = append(statements, random.One(d.Choose, []nft.Statement{
-				nft.SetMark{Or: 1}, nft.SetMark{Or: 6}, nft.SetMark{Xor: 3}, nft.Counter{}, d.leaveTrace(),
+				nft.SetMark(1), nft.SetMark(6), nft.FlipMark(3), nft.Counter{}, d.leaveTrace(),
 			}))
 		}
 		if action := d.action(); action != nil {
@@ -249,10 +249,10 @@ func (d *ruleGenerator) action() nft.Statement {
 		actions = append(actions, nft.Reject{Family: f})
 	case d.base.Type == nft.TypeNAT && (d.base.Hook == nft.HookPrerouting || d.base.Hook == nft.HookOutput):
 		for mod := range uint32(3) {
-			actions = append(actions, nft.DNAT{Family: f, Key: nft.Concat{f.Daddr(), nft.Numgen{Mod: mod + 1}}, Map: mapTargets})
+			actions = append(actions, nft.DNAT(f, nft.Concat{f.Daddr(), nft.Numgen{Mod: mod + 1}}, mapTargets))
 		}
 	case d.base.Type == nft.TypeNAT && d.base.Hook == nft.HookPostrouting:
-		actions = append(actions, nft.Masquerade{}, nft.Masquerade{})
+		actions = append(actions, nft.Masquerade, nft.Masquerade)
 	}
 	return random.One(d.Choose, actions)
 }

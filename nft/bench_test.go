@@ -43,7 +43,7 @@ func manyServices(n int) *Table {
 		Family: FamilyIP, Name: "kube-proxy", Sets: []*Set{services, endpoints},
 		Chains: []*Chain{
 			{Name: "nat-prerouting", Type: TypeNAT, Hook: HookPrerouting, Priority: PriorityDstNAT, Rules: []Rule{NewRule(Vmap{key, "service-ips"})}},
-			{Name: "cluster-2", Rules: []Rule{NewRule(DNAT{FamilyIP, endpoints.Key, "endpoints"})}},
+			{Name: "cluster-2", Rules: []Rule{NewRule(DNAT(FamilyIP, endpoints.Key, "endpoints"))}},
 		},
 	}
 }
@@ -249,7 +249,7 @@ func BenchmarkDiffManySets(b *testing.B) {
 				affinity := &Set{Name: fmt.Sprintf("affinity.%d", i), Key: Concat{IPSaddr}, Data: Concat{IPDaddr, ThDport}, Dynamic: true}
 				table.Sets = append(table.Sets, affinity)
 				table.Chains = append(table.Chains, &Chain{Name: fmt.Sprintf("service-%d", i),
-					Rules: []Rule{NewRule(DNAT{Family: FamilyIP, Key: affinity.Key, Map: affinity.Name})}})
+					Rules: []Rule{NewRule(DNAT(FamilyIP, affinity.Key, affinity.Name))}})
 			}
 			for b.Loop() {
 				if tx := Diff(table, table); !tx.Empty() {

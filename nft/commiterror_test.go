@@ -52,7 +52,7 @@ func testARefusalNamesTheStepAndTheErrno(t *testing.T) {
 			name: "a rule that its chain's hook does not allow",
 			steps: []Step{
 				{Op: AddChain, Table: table, Chain: &Chain{Name: "in", Type: TypeFilter, Hook: HookInput}},
-				{Op: AddRules, Table: table, Chain: &Chain{Name: "in", Rules: []Rule{NewRule(Masquerade{})}}},
+				{Op: AddRules, Table: table, Chain: &Chain{Name: "in", Rules: []Rule{NewRule(Masquerade)}}},
 			},
 			errno: unix.EOPNOTSUPP,
 			want:  "add rule ip t in masquerade fully-random",

@@ -96,7 +96,7 @@ func exprName(e any) string {
 func (d *delinearizer) emit(s Statement) bool {
 	d.out = append(d.out, s)
 	switch s.(type) {
-	case SetMark, Assign, SetTTL, NAT, DNAT: // what was loaded before is not what a later statement would load
+	case Assign, NAT: // what was loaded before is not what a later statement would load
 		for i, r := range d.registers {
 			if _, is := r.expr.(Constant); !is {
 				d.registers[i] = loaded{}
@@ -149,10 +149,7 @@ func (d *delinearizer) action(e any) bool {
 	case *expr.NAT:
 		return d.emit(d.nat(e))
 	case *expr.Masq:
-		if *e == (expr.Masq{FullyRandom: true}) {
-			return d.emit(Masquerade{})
-		}
-		n := NAT{Kind: MasqueradeNAT, Family: d.family, Flags: natFlags(e.Random, e.FullyRandom, e.Persistent)}
+		n := NAT{Kind: MasqueradeNAT, Flags: natFlags(e.Random, e.FullyRandom, e.Persistent)}
 		n.Port, n.PortEnd = d.span(e.RegProtoMin, e.RegProtoMax, 2)
 		return d.emit(n)
 	case *expr.Redir:
@@ -265,19 +262,12 @@ func (d *delinearizer) payload(p *expr.Payload) bool {
 		return d.load(p.DestRegister, field)
 	}
 	value := d.value(p.SourceRegister, int(min(p.Len, maxPayload)))
-	set := SetTTL{Family: d.family}
 	masked, _ := value.(Bits)
-	constant, _ := value.(Constant)
-	switch {
-	case field == IP6Hoplimit && len(constant) == hopLimitLength:
-		set.Hops = constant[0]
-	case masked.Of == at && at == Payload{NetworkHeader, ttlWordOffset, ttlWordLength} && d.family == FamilyIP &&
-		masked.Mask == "\x00\xff" && len(masked.Xor) == ttlWordLength && masked.Xor[1] == 0:
-		set.Hops = masked.Xor[0]
-	default:
-		return d.emit(Assign{field, value})
+	if masked.Of == at && at == (Payload{NetworkHeader, ttlWordOffset, ttlWordLength}) && d.family == FamilyIP &&
+		masked.Mask == "\x00\xff" && len(masked.Xor) == ttlWordLength && masked.Xor[1] == 0 {
+		return d.emit(SetTTL(d.family, masked.Xor[0]))
 	}
-	return d.emit(set)
+	return d.emit(Assign{field, value})
 }
 
 // The fields by what loads them.
@@ -341,24 +331,7 @@ func (d *delinearizer) loadOrSet(field Expr, register uint32, sets bool) bool {
 	if !sets {
 		return d.load(register, field)
 	}
-	return d.emit(assign(field, d.value(register, field.dataType().length)))
-}
-
-// assign returns the statement that sets a field, in the form in which this package's callers write it, if there is one.
-func assign(field, value Expr) Statement {
-	if bits, is := value.(Bits); is && field == MetaMark && bits.Of == MetaMark && len(bits.Mask) == 4 && len(bits.Xor) == 4 {
-		mask, xor := hostOrder(string(bits.Mask)), hostOrder(string(bits.Xor))
-		switch {
-		case mask == ^xor:
-			return SetMark{Or: xor}
-		case mask == ^uint32(0):
-			return SetMark{Xor: xor}
-		}
-	}
-	if field == MetaNftrace && value == Constant("\x01") {
-		return SetNftrace{}
-	}
-	return Assign{field, value}
+	return d.emit(Assign{field, d.value(register, field.dataType().length)})
 }
 
 func (d *delinearizer) bits(b *expr.Bitwise) Expr {
@@ -432,13 +405,6 @@ func (d *delinearizer) nat(e *expr.NAT) Statement {
 	}
 	n.Addr, n.AddrEnd = d.span(e.RegAddrMin, e.RegAddrMax, d.addrLen(n.Family))
 	n.Port, n.PortEnd = d.span(e.RegProtoMin, e.RegProtoMax, 2)
-	addr, _ := n.Addr.(Mapped)
-	port, mapped := n.Port.(Mapped)
-	_, err := familyOf(e.Family)
-	if mapped && n.Kind == DestinationNAT && n.AddrEnd == nil && n.PortEnd == nil && n.Flags == "" && err == nil && n.Family == d.family &&
-		addr.Map == port.Map && addr.Offset == 0 && port.Offset == addr.Length && addr.Key.String() == port.Key.String() {
-		return DNAT{Family: n.Family, Key: addr.Key, Map: addr.Map}
-	}
 	return n
 }
 

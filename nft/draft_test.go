@@ -114,7 +114,7 @@ func (g generator) chain(c Chain, sets []*Set, chains []string) *Chain {
 }
 
 func (g generator) action(c *Chain, sets []*Set, chains []string) Statement {
-	actions := []Statement{Counter{}, SetMark{Or: 0x4000}, Drop, Return}
+	actions := []Statement{Counter{}, SetMark(0x4000), Drop, Return}
 	for _, to := range chains {
 		if c.Hook != "" || to > c.Name {
 			actions = append(actions, Jump(to))
@@ -129,7 +129,7 @@ func (g generator) action(c *Chain, sets []*Set, chains []string) Statement {
 		case s.Verdicts && c.Hook != "":
 			actions = append(actions, Vmap{s.Key, s.Name})
 		case s.Name == "endpoints" && c.Hook == HookPrerouting:
-			actions = append(actions, DNAT{g.family, append(frontendKey(g.family), Numgen{Mod: 2}), s.Name})
+			actions = append(actions, DNAT(g.family, append(frontendKey(g.family), Numgen{Mod: 2}), s.Name))
 		}
 	}
 	return actions[rapid.IntRange(0, len(actions)-1).Draw(g.T, "action")]

@@ -34,7 +34,7 @@ func webTable(endpoints ...string) *nft.Table {
 		Sets:   []*nft.Set{web},
 		Chains: []*nft.Chain{{
 			Name: "nat-prerouting", Type: nft.TypeNAT, Hook: nft.HookPrerouting, Priority: nft.PriorityDstNAT,
-			Rules: []nft.Rule{nft.NewRule(nft.DNAT{Family: nft.FamilyIP, Key: draw, Map: web.Name})},
+			Rules: []nft.Rule{nft.NewRule(nft.DNAT(nft.FamilyIP, draw, web.Name))},
 		}},
 	}
 }

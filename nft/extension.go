@@ -318,7 +318,7 @@ func (x Extension) targetMeaning(family Family, s *structure) []Statement {
 	switch key := fmt.Sprintf("%s.%d", x.Name, x.Revision); key {
 	case "MARK.2":
 		mark, mask := s.data(), s.data()
-		return []Statement{assign(MetaMark, setBits(MetaMark, mark, mask))}
+		return []Statement{Assign{MetaMark, setBits(MetaMark, mark, mask)}}
 	case "CONNMARK.1", "CONNMARK.2":
 		return connmark(x.Revision, s)
 	case "NOTRACK.0":
@@ -411,9 +411,6 @@ func natTarget(kind NATKind, family Family, short bool, s *structure) (n NAT, ok
 		if ports[1] != ports[0] {
 			n.PortEnd = ports[1]
 		}
-	}
-	if kind == MasqueradeNAT && flags == fullyRandom {
-		return n, true
 	}
 	return n, flags&^(hasAddrs|hasPorts|random|persistent|fullyRandom) == 0
 }

@@ -141,7 +141,7 @@ func everything(f Family) *Table {
 	counted.Put(Element{Key: front, Comment: "default/web:http"})
 	affinity := &Set{Name: "affinity", Key: append(Concat{f.Saddr()}, key...), Data: Concat{f.Daddr(), ThDport}, Dynamic: true, Size: 1 << 20}
 	updates := &Chain{Name: "affinity-update", Rules: []Rule{
-		NewRule(DNAT{f, affinity.Key, affinity.Name}),
+		NewRule(DNAT(f, affinity.Key, affinity.Name)),
 	}}
 	if f == FamilyIP { // the nft program 1.0.6 aborts when it is to load one for IPv6
 		updates.Rules = append(updates.Rules, affinityUpdate(f))
@@ -165,24 +165,24 @@ func everything(f Family) *Table {
 				NewRule(Match{Field: MetaL4proto, Op: NotEqual, Value: ProtoData(unix.IPPROTO_TCP)}, Return),
 				NewRule(Match{Field: MetaL4proto, Value: ProtoData(unix.IPPROTO_TCP)}, Match{Field: TCPFlags, Value: TCPFlagSYN}, Return),
 				NewRule(Match{Field: f.TTL(), Op: Less, Value: 8}, Drop),
-				NewRule(SetTTL{f, 8}),
+				NewRule(SetTTL(f, 8)),
 				NewRule(Dup{append(frontendKey(f), JHash{Field: f.Saddr(), And: ThSport, Mod: 251, Seed: 0x5eed, Offset: 251}), "neighbours"}, Drop),
 				NewRule(icmp...),
 			}},
 			{Name: "icmp-errors", Rules: []Rule{NewRule(Dup{append(quotedKey, quotedHash), "quoted"}, Drop)}},
 			{Name: "nat-postrouting", Type: TypeNAT, Hook: HookPostrouting, Priority: PrioritySrcNAT, Rules: []Rule{
-				NewRule(Match{Field: MetaMark, Mask: 0x4000, Value: 0x4000}, SetMark{Xor: 0x4000}, Masquerade{}),
-				NewRule(Match{Field: CTStatus, Value: CTStatusDNAT}, InSet{Concat{f.Saddr(), f.Daddr()}, Equal, "hairpin"}, Masquerade{}),
+				NewRule(Match{Field: MetaMark, Mask: 0x4000, Value: 0x4000}, FlipMark(0x4000), Masquerade),
+				NewRule(Match{Field: CTStatus, Value: CTStatusDNAT}, InSet{Concat{f.Saddr(), f.Daddr()}, Equal, "hairpin"}, Masquerade),
 			}},
 			{Name: "cluster-2", Rules: []Rule{
 				NewRule(Match{Field: f.Saddr(), Op: NotEqual, Value: cidr}, Jump("mark-for-masquerade")),
-				NewRule(DNAT{f, random(2), "endpoints"}),
-				NewRule(DNAT{f, append(frontendKey(f), JHash{Field: f.Saddr(), Mod: 3, Seed: 0x5eed}), "endpoints"}),
-				NewRule(DNAT{f, byClient, "endpoints"}),
-				NewRule(DNAT{f, random(1), "endpoints"}),
+				NewRule(DNAT(f, random(2), "endpoints")),
+				NewRule(DNAT(f, append(frontendKey(f), JHash{Field: f.Saddr(), Mod: 3, Seed: 0x5eed}), "endpoints")),
+				NewRule(DNAT(f, byClient, "endpoints")),
+				NewRule(DNAT(f, random(1), "endpoints")),
 			}},
 			updates,
-			{Name: "mark-for-masquerade", Comment: "sets the mark", Rules: []Rule{NewRule(SetMark{Or: 0x4000})}},
+			{Name: "mark-for-masquerade", Comment: "sets the mark", Rules: []Rule{NewRule(SetMark(0x4000))}},
 			{Name: "services", Rules: []Rule{
 				{Statements: []Statement{Vmap{key, "service-ips"}}, Comment: "to a Service's address"},
 				NewRule(Match{Field: FibDaddrType, Op: Equal, Value: IntegerData(unix.RTN_LOCAL)}, Match{Field: f.Daddr(), Op: NotEqual, Value: f.Loopback()}, Match{Field: MetaL4proto, Op: Equal, Value: ProtoData(unix.IPPROTO_TCP)}, Accept),

@@ -77,25 +77,15 @@ func (v Vmap) linearize(l *linearizer) {
 	l.add(&expr.Lookup{SourceRegister: unix.NFT_REG_1, SetName: v.Map, IsDestRegSet: true, DestRegister: unix.NFT_REG_VERDICT})
 }
 
-func (s SetMark) linearize(l *linearizer) {
-	if s.Or != 0 && s.Xor != 0 {
-		l.refuse(errors.New("a mark that is both set and flipped"))
-	}
-	l.load(Concat{MetaMark})
-	l.mask(AppendInteger(nil, ^s.Or), AppendInteger(nil, s.Or|s.Xor))
-	l.add(&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: unix.NFT_REG_1})
-}
-
-func (d DNAT) linearize(l *linearizer) {
-	l.load(d.Key)
-	port := netlinkattr.Padded(d.Family.Daddr().dataType().length) / 4
-	l.add(
-		&expr.Lookup{SourceRegister: unix.NFT_REG_1, SetName: d.Map, IsDestRegSet: true, DestRegister: unix.NFT_REG_1},
-		&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(d.Family), RegAddrMin: unix.NFT_REG_1, RegProtoMin: register(port)})
-}
-
 func (n NAT) linearize(l *linearizer) {
-	if n.Kind != SourceNAT && n.Kind != DestinationNAT || n.AddrEnd != nil || n.PortEnd != nil || n.Flags != "" {
+	addr, mapped := n.Addr.(Mapped)
+	port, both := n.Port.(Mapped)
+	switch {
+	case n == Masquerade:
+		l.add(&expr.Masq{FullyRandom: true})
+		return
+	case n.Kind != SourceNAT && n.Kind != DestinationNAT, n.AddrEnd != nil, n.PortEnd != nil, n.Flags != "",
+		both && !(mapped && port.String() == addr.String() && port.Offset == addr.port().Offset):
 		l.refuse(fmt.Errorf("%q cannot be written", n))
 		return
 	}
@@ -107,9 +97,10 @@ func (n NAT) linearize(l *linearizer) {
 		l.load(Concat{n.Addr})
 		nat.RegAddrMin = unix.NFT_REG_1
 	}
-	if _, both := n.Port.(Mapped); n.Port != nil && both {
-		nat.RegProtoMin = register(netlinkattr.Padded(n.Family.Daddr().dataType().length) / 4)
-	} else if n.Port != nil {
+	switch {
+	case both:
+		nat.RegProtoMin = register(port.Offset / 4)
+	case n.Port != nil:
 		l.add(n.Port.loadVia(unix.NFT_REG_2, unix.NFT_REG_4)...)
 		nat.RegProtoMin = unix.NFT_REG_2
 	}
@@ -117,6 +108,11 @@ func (n NAT) linearize(l *linearizer) {
 }
 
 func (a Assign) linearize(l *linearizer) {
+	hops, _ := a.Value.(Constant)
+	if (a.To == IPTTL || a.To == IP6Hoplimit) && len(hops) == 1 {
+		l.setTTL(a.To == IP6Hoplimit, hops[0])
+		return
+	}
 	l.load(Concat{a.Value})
 	switch to := a.To.loadVia(unix.NFT_REG_1, unix.NFT_REG_4); x := slices.Concat(to, []expr.Any{nil})[0].(type) {
 	case *expr.Meta:
@@ -130,6 +126,29 @@ func (a Assign) linearize(l *linearizer) {
 	}
 }
 
+// The header checksum of IPv4 covers 16 bits at a time: the TTL and, after it, the protocol.
+const (
+	ttlWordOffset  = 8
+	checksumOffset = 10
+	hopLimitOffset = 7
+	ttlWordLength  = 2
+	hopLimitLength = 1
+)
+
+// setTTL writes the hop limit of IPv6. Of IPv4 it writes the word with the TTL, so that the kernel can mend the checksum.
+func (l *linearizer) setTTL(ip6 bool, hops uint8) {
+	write := &expr.Payload{OperationType: expr.PayloadWrite, SourceRegister: unix.NFT_REG_1, Base: expr.PayloadBaseNetworkHeader}
+	if ip6 {
+		write.Offset, write.Len = hopLimitOffset, hopLimitLength
+		l.add(&expr.Immediate{Register: unix.NFT_REG_1, Data: []byte{hops}}, write)
+		return
+	}
+	write.Offset, write.Len, write.CsumType, write.CsumOffset = ttlWordOffset, ttlWordLength, expr.CsumTypeInet, checksumOffset
+	l.add(payload(write.Base, write.Offset, write.Len)(unix.NFT_REG_1))
+	l.mask([]byte{0, 0xff}, []byte{hops, 0})
+	l.add(write)
+}
+
 func (Notrack) linearize(l *linearizer) { l.add(&expr.Notrack{}) }
 
 func (u UseObject) linearize(l *linearizer) { l.refuse(fmt.Errorf("%q cannot be written", u)) }
@@ -141,31 +160,6 @@ func (d Dup) linearize(l *linearizer) {
 	l.add(
 		&expr.Lookup{SourceRegister: unix.NFT_REG_1, SetName: d.Map, IsDestRegSet: true, DestRegister: unix.NFT_REG_1},
 		&expr.Dup{RegAddr: unix.NFT_REG_1})
-}
-
-// The header checksum of IPv4 covers 16 bits at a time: the TTL and, after it, the protocol.
-const (
-	ttlWordOffset  = 8
-	checksumOffset = 10
-	hopLimitOffset = 7
-	ttlWordLength  = 2
-	hopLimitLength = 1
-)
-
-func (s SetTTL) linearize(l *linearizer) {
-	write := &expr.Payload{OperationType: expr.PayloadWrite, SourceRegister: unix.NFT_REG_1, Base: expr.PayloadBaseNetworkHeader}
-	if s.Family == FamilyIP6 {
-		write.Offset, write.Len = hopLimitOffset, hopLimitLength
-		l.add(&expr.Immediate{Register: unix.NFT_REG_1, Data: []byte{s.Hops}}, write)
-		return
-	}
-	write.Offset, write.Len, write.CsumType, write.CsumOffset = ttlWordOffset, ttlWordLength, expr.CsumTypeInet, checksumOffset
-	l.add(&expr.Payload{
-		OperationType: expr.PayloadLoad, DestRegister: unix.NFT_REG_1,
-		Base: write.Base, Offset: write.Offset, Len: write.Len,
-	})
-	l.mask([]byte{0, 0xff}, []byte{s.Hops, 0})
-	l.add(write)
 }
 
 func (u Update) linearize(l *linearizer) {
@@ -189,8 +183,6 @@ func (d Delete) linearize(l *linearizer) {
 	l.load(d.Key)
 	l.add(&expr.Dynset{SrcRegKey: unix.NFT_REG_1, SetName: d.Set, Operation: netlinkattr.DynsetDelete})
 }
-
-func (Masquerade) linearize(l *linearizer) { l.add(&expr.Masq{FullyRandom: true}) }
 
 // ICMP codes for port unreachable: type 3 code 3 in IPv4 (RFC 792), type 1 code 4 in IPv6 (RFC 4443).
 const (

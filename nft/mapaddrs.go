@@ -55,20 +55,18 @@ func (m *addrMapper) elements(data []byte) error {
 
 // fields replaces addresses in a key or a value. With to, they are the first and the last of a range.
 func (m *addrMapper) fields(of Concat, from, to []byte) error {
+	if len(to) < len(from) {
+		to = from
+	}
 	at := 0
 	for _, e := range of {
-		length := e.dataType().length
-		end := at + length
-		switch {
-		case !isAddr(e) || end > len(from):
-		case end > len(to):
-			m.replace(from[at:end], length, 8*length)
-		default:
+		end := at + e.dataType().length
+		if isAddr(e) && end <= len(from) {
 			if err := m.span(from[at:end], to[at:end]); err != nil {
 				return err
 			}
 		}
-		at += netlinkattr.Padded(length)
+		at += netlinkattr.Padded(e.dataType().length)
 	}
 	return nil
 }
@@ -83,22 +81,29 @@ func (m *addrMapper) span(from, to []byte) error {
 	if bits == 0 {
 		return errors.New("a range of addresses is no prefix")
 	}
-	m.replace(from, len(from), ones)
+	first, _ := netip.AddrFromSlice(from) // its length is that of an address
+	copy(from, m.prefix(netip.PrefixFrom(first, ones)).Addr().AsSlice())
 	for i := range to {
 		to[i] = from[i] | ^inverse[i]
 	}
 	return nil
 }
 
-// replace replaces an address of which b has the first bytes, and of which bits count.
-func (m *addrMapper) replace(b []byte, length, bits int) {
-	whole := make([]byte, length)
-	copy(whole, b)
-	addr, _ := netip.AddrFromSlice(whole) // its length is that of an address
-	prefix, err := m.f(addr).Prefix(min(bits, 8*len(b)))
-	if err == nil {
-		copy(b, prefix.Addr().AsSlice())
+// prefix returns the prefix that replaces p.
+func (m *addrMapper) prefix(p netip.Prefix) netip.Prefix {
+	if mapped, err := m.f(p.Addr()).Prefix(p.Bits()); err == nil {
+		return mapped
 	}
+	return p
+}
+
+// addr returns the address that replaces one in a rule.
+func (m *addrMapper) addr(d string) string {
+	b := []byte(d)
+	if first, ok := netip.AddrFromSlice(b); ok {
+		copy(b, m.prefix(netip.PrefixFrom(first, first.BitLen())).Addr().AsSlice())
+	}
+	return string(b)
 }
 
 // isAddr reports whether an expression has the type of addresses.
@@ -145,31 +150,33 @@ func (m *addrMapper) rule(data []byte) ([]byte, error) {
 func (m *addrMapper) statement(s Statement) (mapped Statement, known bool) {
 	switch s := s.(type) {
 	case Match:
+		if !isAddr(s.Field) {
+			return nil, true
+		}
 		switch v := s.Value.(type) {
 		case netip.Prefix:
-			b := v.Addr().AsSlice()
-			m.replace(b, len(b), v.Bits())
-			addr, _ := netip.AddrFromSlice(b) // as long as before
-			s.Value = netip.PrefixFrom(addr, v.Bits())
-			return s, true
+			s.Value = m.prefix(v)
 		case Data:
-			b := []byte(v)
-			m.replace(b, len(b), 8*len(b))
-			if s.Value = Data(b); isAddr(s.Field) {
-				return s, true
-			}
-		}
-		return nil, !isAddr(s.Field)
-	case NAT:
-		for _, end := range []*Expr{&s.Addr, &s.AddrEnd} {
-			if c, is := (*end).(Constant); is {
-				b := []byte(c)
-				m.replace(b, len(b), 8*len(b))
-				*end = Constant(b)
-			}
+			s.Value = Data(m.addr(string(v)))
+		default:
+			return nil, false
 		}
 		return s, true
-	case Unknown, Extension, AnyOf, Assign:
+	case NAT:
+		changed := false
+		for _, end := range []*Expr{&s.Addr, &s.AddrEnd} {
+			if c, is := (*end).(Constant); is {
+				*end, changed = Constant(m.addr(string(c))), true
+			}
+		}
+		if changed {
+			return s, true
+		}
+		return nil, true
+	case Assign:
+		f, is := s.To.(Field)
+		return nil, is && !isAddr(f)
+	case Unknown, Extension, AnyOf:
 		return nil, false
 	}
 	return nil, true

@@ -112,7 +112,7 @@ func testOthersLookup(t *testing.T) {
 // No expressions make the decoder or the printer panic.
 func FuzzExpressions(f *testing.F) {
 	var a netlinkattr.List
-	for _, x := range []Statement{Match{Field: IPSaddr, Value: netip.MustParsePrefix("10.0.0.0/8")}, Vmap{Concat{IPDaddr, ThDport}, "m"}, SetMark{Or: 1}, Reject{Family: FamilyIP}} {
+	for _, x := range []Statement{Match{Field: IPSaddr, Value: netip.MustParsePrefix("10.0.0.0/8")}, Vmap{Concat{IPDaddr, ThDport}, "m"}, SetMark(1), Reject{Family: FamilyIP}} {
 		list, err := NewRule(x).linearize()
 		if err == nil {
 			err = encodeExpressions(&a, FamilyIP, list)

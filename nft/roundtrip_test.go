@@ -85,13 +85,13 @@ func drawStatement(t *rapid.T, f Family, sets map[string]*Set) Statement {
 		return Vmap{key, name}
 	case 7:
 		key, name := lookIn(Set{Data: Concat{f.Daddr(), ThDport}})
-		return DNAT{f, key, name}
+		return DNAT(f, key, name)
 	case 8:
-		return SetMark{Or: flags()}
+		return SetMark(flags())
 	case 9:
-		return SetMark{Xor: flags()}
+		return FlipMark(flags())
 	case 10:
-		return Masquerade{}
+		return Masquerade
 	case 11:
 		return Reject{Family: f}
 	case 12:

@@ -138,7 +138,7 @@ func dynamicTable(f Family) *Table {
 		Sets: []*Set{{Name: "affinity", Key: key, Data: Concat{f.Daddr(), ThDport}, Dynamic: true, Size: 1000}},
 		Chains: []*Chain{
 			{Name: "affinity-update", Rules: []Rule{affinityUpdate(f)}},
-			{Name: "use", Rules: []Rule{NewRule(DNAT{f, key, "affinity"})}},
+			{Name: "use", Rules: []Rule{NewRule(DNAT(f, key, "affinity"))}},
 		}}
 }
 

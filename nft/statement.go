@@ -41,38 +41,6 @@ type Vmap struct {
 // String returns the statement as nft lists it.
 func (v Vmap) String() string { return v.Key.String() + " vmap @" + v.Map }
 
-// SetMark changes the packet mark: Or sets its bits, as in `meta mark set meta mark | 0x00004000`, and Xor flips
-// them, as in `meta mark set meta mark ^ 0x00004000`. One of them is 0.
-type SetMark struct {
-	// Or and Xor are in host byte order.
-	Or, Xor uint32
-}
-
-// String returns the statement as nft lists it.
-func (s SetMark) String() string {
-	if s.Xor != 0 {
-		return fmt.Sprintf("meta mark set meta mark ^ 0x%08x", s.Xor)
-	}
-	return fmt.Sprintf("meta mark set meta mark | 0x%08x", s.Or)
-}
-
-// DNAT looks the key up in the named map and translates the destination to the address and port that it finds, as in
-// `dnat ip to ip daddr map @endpoints`. If the map lacks the key, the next rule runs. It is for chains of type nat
-// at the hooks prerouting and output.
-type DNAT struct {
-	// Family is that of the rule's table.
-	Family Family
-	// Key is of the type of the map's Key.
-	Key Concat
-	// Map is the name of a map of the rule's table, whose Data is an address of the family and a port.
-	Map string
-}
-
-// String returns the statement as nft lists it.
-func (d DNAT) String() string {
-	return fmt.Sprintf("dnat %s to %s map @%s", d.Family, d.Key, d.Map)
-}
-
 // Dup looks the key up in the named map, and sends a copy of the packet, as it is, to where the host's routes lead to
 // the address that it finds, as in `dup to ip daddr map @neighbours`. The copy has one less TTL, and conntrack does not
 // track it. It meets the hooks output and postrouting of the node. If the map lacks the key, the next rule runs.
@@ -85,16 +53,6 @@ type Dup struct {
 
 // String returns the statement as nft lists it.
 func (d Dup) String() string { return "dup to " + d.Key.String() + " map @" + d.Map }
-
-// SetTTL sets the number of hops that the packet may still take, as in `ip ttl set 8`.
-type SetTTL struct {
-	// Family is that of the rule's table.
-	Family Family
-	Hops   uint8
-}
-
-// String returns the statement as nft lists it.
-func (s SetTTL) String() string { return fmt.Sprintf("%s set %d", s.Family.TTL(), s.Hops) }
 
 // Update adds an element to the named Dynamic map, as in `update @clients { ip saddr timeout 3h : ip daddr . th
 // dport }`, or to a Dynamic set. Key and Data, evaluated for the packet, are its key and value. If the map has the key
@@ -139,13 +97,6 @@ type Delete struct {
 // String returns the statement as nft lists it.
 func (d Delete) String() string { return fmt.Sprintf("delete @%s { %s }", d.Set, d.Key) }
 
-// Masquerade translates the source to an address of the outgoing interface and to a random port (flag fully-random).
-// It is for chains of type nat at the hook postrouting.
-type Masquerade struct{}
-
-// String returns the statement as nft lists it.
-func (Masquerade) String() string { return "masquerade fully-random" }
-
 // Reject drops the packet and answers with ICMP (or ICMPv6) port unreachable: "connection refused". It is for the
 // hooks input, forward and output.
 type Reject struct {
@@ -172,8 +123,8 @@ type Counter struct{}
 // String returns the statement as nft lists it, without the counts.
 func (Counter) String() string { return "counter" }
 
-// Assign sets a field of the packet, of its connection or of its metadata, as in `ct mark set meta mark`. SetMark,
-// SetTTL and SetNftrace are those that this package's callers write.
+// Assign sets a field of the packet, of its connection or of its metadata, as in `ct mark set meta mark`. This package
+// can commit fields of meta and ct, and the TTL.
 type Assign struct {
 	// To is a Field or a Payload, or Opaque for what has no name here.
 	To, Value Expr
@@ -188,8 +139,28 @@ func (a Assign) String() string {
 	return a.To.String() + " set " + value
 }
 
-// NAT translates an end of the connection, as in `snat to 192.0.2.1`. DNAT and Masquerade are those that this package's
-// callers write.
+// SetMark sets bits of the packet mark, as in `meta mark set meta mark | 0x00004000`. They are in host byte order.
+func SetMark(bits uint32) Assign { return changeMark(^bits, bits) }
+
+// SetsMark reports whether the statement sets bits of the packet mark, as SetMark does.
+func (a Assign) SetsMark() bool {
+	bits, _ := a.Value.(Bits)
+	return a.To == MetaMark && bits.Of == MetaMark && !isZero(bits.Xor) && bits.sets()
+}
+
+// FlipMark flips bits of the packet mark, as in `meta mark set meta mark ^ 0x00004000`. They are in host byte order.
+func FlipMark(bits uint32) Assign { return changeMark(^uint32(0), bits) }
+
+func changeMark(mask, xor uint32) Assign {
+	return Assign{MetaMark, Bits{Of: MetaMark, Mask: IntegerData(mask), Xor: IntegerData(xor)}}
+}
+
+// SetTTL sets the number of hops that the packet may still take, as in `ip ttl set 8`. The family is that of the rule's
+// table.
+func SetTTL(family Family, hops uint8) Assign { return Assign{family.TTL(), Constant([]byte{hops})} }
+
+// NAT translates an end of the connection, as in `snat to 192.0.2.1`. This package can commit masquerading, and a single
+// address and port of the other kinds.
 type NAT struct {
 	Kind NATKind
 	// Family is that of the addresses.
@@ -211,9 +182,27 @@ const (
 	RedirectNAT    NATKind = "redirect"
 )
 
+// DNAT looks the key up in the named map and translates the destination to the address and port that it finds, as in
+// `dnat ip to ip daddr map @endpoints`. If the map lacks the key, the next rule runs. The family is that of the rule's
+// table. It is for chains of type nat at the hooks prerouting and output.
+func DNAT(family Family, key Concat, name string) NAT {
+	addr := Mapped{Key: key, Map: name, Length: family.Daddr().dataType().length}
+	return NAT{Kind: DestinationNAT, Family: family, Addr: addr, Port: addr.port()}
+}
+
+// Masquerade translates the source to an address of the outgoing interface and to a random port. It is for chains of type
+// nat at the hook postrouting.
+var Masquerade = NAT{Kind: MasqueradeNAT, Flags: "fully-random"}
+
+// Map returns the name of the map that has the address; empty if no map has it.
+func (n NAT) Map() string {
+	m, _ := n.Addr.(Mapped)
+	return m.Map
+}
+
 // String returns the statement as nft lists it.
 func (n NAT) String() string {
-	to := ""
+	to, family := "", ""
 	if n.Addr != nil {
 		to = n.Addr.String()
 		if _, is := n.Addr.(Constant); is && n.Family == FamilyIP6 && n.Port != nil {
@@ -223,7 +212,9 @@ func (n NAT) String() string {
 			to += "-" + n.AddrEnd.String()
 		}
 	}
-	if _, both := n.Port.(Mapped); n.Port != nil && !both {
+	if _, both := n.Port.(Mapped); both {
+		family = n.Family.String()
+	} else if n.Port != nil {
 		to += ":" + n.Port.String()
 		if n.PortEnd != nil {
 			to += "-" + n.PortEnd.String()
@@ -232,7 +223,7 @@ func (n NAT) String() string {
 	if to != "" {
 		to = "to " + to
 	}
-	return strings.Join(present(string(n.Kind), to, n.Flags), " ")
+	return strings.Join(present(string(n.Kind), family, to, n.Flags), " ")
 }
 
 // Notrack keeps conntrack from tracking the packet.
@@ -399,8 +390,8 @@ func setOf(s Statement) string {
 		return s.Set
 	case Vmap:
 		return s.Map
-	case DNAT:
-		return s.Map
+	case NAT:
+		return s.Map()
 	case Dup:
 		return s.Map
 	case Update:

@@ -173,8 +173,10 @@ func references(r Rule) []reference {
 			out = append(out, reference{set: s.Set})
 		case Vmap:
 			out = append(out, reference{set: s.Map})
-		case DNAT:
-			out = append(out, reference{set: s.Map})
+		case NAT:
+			if s.Map() != "" {
+				out = append(out, reference{set: s.Map()})
+			}
 		case Verdict:
 			out = append(out, reference{chain: s.Chain})
 		}

@@ -157,7 +157,7 @@ func TestFamily(t *testing.T) {
 		sets := func(string) *Set { return &Set{Name: "m", Key: Concat{IPDaddr}, Data: Concat{IPDaddr, ThDport}} }
 		for number, external := range map[uint32]bool{unix.NFPROTO_IPV4: false, unix.NFPROTO_IPV6: true, 0x100 | unix.NFPROTO_IPV4: true} {
 			var exprs []any
-			expressions, _ := NewRule(DNAT{Family: FamilyIP, Key: Concat{IPDaddr}, Map: "m"}).linearize()
+			expressions, _ := NewRule(DNAT(FamilyIP, Concat{IPDaddr}, "m")).linearize()
 			for _, e := range expressions {
 				if nat, ok := e.(*expr.NAT); ok {
 					nat.Family = number

@@ -5,20 +5,10 @@ import (
 	"strings"
 
 	"github.com/google/nftables/expr"
-	"golang.org/x/sys/unix"
 )
 
 // SetNftrace is "meta nftrace set 1": from here on the kernel tells a Tracer of each rule that the packet matches.
-type SetNftrace struct{}
-
-// String returns the statement as nft lists it.
-func (SetNftrace) String() string { return "meta nftrace set 1" }
-
-func (SetNftrace) linearize(l *linearizer) {
-	l.add(&expr.Immediate{Register: unix.NFT_REG_1, Data: []byte{1}}, &expr.Meta{
-		Key: expr.MetaKeyNFTRACE, SourceRegister: true, Register: unix.NFT_REG_1,
-	})
-}
+var SetNftrace = Assign{MetaNftrace, Constant("\x01")}
 
 // Limit holds for no more than Rate packets a second, and Burst packets at once.
 type Limit struct {

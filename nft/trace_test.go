@@ -22,7 +22,7 @@ func TestTracer(t *testing.T) {
 	}
 	c := dial(t)
 	commitAll(t, c, Diff(nil, &Table{Family: FamilyIP, Name: "trace", Owner: true, Chains: []*Chain{
-		{Name: "begin", Type: TypeFilter, Hook: HookOutput, Priority: -400, Rules: []Rule{NewRule(Match{Field: ThDport, Value: uint16(9)}, Limit{Rate: 1, Burst: 1}, SetNftrace{})}},
+		{Name: "begin", Type: TypeFilter, Hook: HookOutput, Priority: -400, Rules: []Rule{NewRule(Match{Field: ThDport, Value: uint16(9)}, Limit{Rate: 1, Burst: 1}, SetNftrace)}},
 		{Name: "check", Type: TypeFilter, Hook: HookOutput, Rules: []Rule{NewRule(Jump("inner"))}},
 		{Name: "inner", Rules: []Rule{NewRule(Match{Field: MetaL4proto, Value: "tcp"}, Drop), NewRule(Counter{}), NewRule(Drop)}},
 	}}))
@@ -72,7 +72,7 @@ func TestTracer(t *testing.T) {
 	}
 
 	t.Run("says that steps were lost", func(t *testing.T) {
-		commitAll(t, c, Transaction{Steps: []Step{{Op: AddRules, Table: listed, Chain: &Chain{Name: "begin", Rules: []Rule{NewRule(SetNftrace{})}}}}})
+		commitAll(t, c, Transaction{Steps: []Step{{Op: AddRules, Table: listed, Chain: &Chain{Name: "begin", Rules: []Rule{NewRule(SetNftrace)}}}}})
 		if err := tracer.socket.join(unix.NFNLGRP_NFTRACE, 1); err != nil { // the smallest buffer that there is
 			t.Fatal(err)
 		}

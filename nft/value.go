@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/google/nftables/expr"
+	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 )
 
 // The expressions in this file are those of other programs' rules. Rules that have them can be committed, as far as the
@@ -67,20 +68,26 @@ type Bits struct {
 
 // String returns the expression as nft writes it.
 func (b Bits) String() string {
-	keeps, sets := true, true // all bits of the number, and all bits of Xor
-	for i := range min(len(b.Mask), len(b.Xor)) {
-		keeps, sets = keeps && b.Mask[i] == 0xff, sets && b.Mask[i] == ^b.Xor[i]
-	}
 	switch t := b.Of.dataType(); {
-	case keeps:
+	case string(b.Mask) == strings.Repeat("\xff", len(b.Mask)):
 		return b.Of.String() + " ^ " + t.text(b.Xor)
-	case sets:
+	case b.sets():
 		return b.Of.String() + " | " + t.text(b.Xor)
 	case isZero(b.Xor):
 		return b.Of.String() + " & " + t.text(b.Mask)
 	default:
 		return b.Of.String() + " & " + t.text(b.Mask) + " ^ " + t.text(b.Xor)
 	}
+}
+
+// sets reports whether the expression sets the bits of Xor and keeps all others.
+func (b Bits) sets() bool {
+	for i := range min(len(b.Mask), len(b.Xor)) {
+		if b.Mask[i] != ^b.Xor[i] {
+			return false
+		}
+	}
+	return true
 }
 
 func isZero(d Data) bool { return strings.Trim(string(d), "\x00") == "" }
@@ -166,6 +173,11 @@ type Mapped struct {
 	Map string
 	// Offset and Length, in bytes, say which part of the value it is.
 	Offset, Length int
+}
+
+// port returns the port that a value of the map has behind the address.
+func (m Mapped) port() Mapped {
+	return Mapped{Key: m.Key, Map: m.Map, Offset: netlinkattr.Padded(m.Length), Length: typePort.length}
 }
 
 // String returns the expression as nft writes it.

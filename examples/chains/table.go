@@ -73,9 +73,9 @@ func (b *builder) addBaseChains() {
 		b.addChain(&nft.Chain{Name: "filter-" + string(hook), Type: nft.TypeFilter, Hook: hook, Priority: nft.PriorityFilter, Rules: refuse})
 	}
 	b.addChain(&nft.Chain{Name: "nat-postrouting", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: nft.PrioritySrcNAT, Rules: []nft.Rule{
-		nft.NewRule(nft.Match{Field: nft.MetaMark, Mask: masqueradeMark, Value: masqueradeMark}, nft.SetMark{Xor: masqueradeMark}, nft.Masquerade{}),
+		nft.NewRule(nft.Match{Field: nft.MetaMark, Mask: masqueradeMark, Value: masqueradeMark}, nft.FlipMark(masqueradeMark), nft.Masquerade),
 		// A client that is its own endpoint would answer itself, past us.
-		nft.NewRule(nft.Match{Field: nft.CTStatus, Value: nft.CTStatusDNAT}, nft.InSet{Key: b.hairpin.Key, Set: "hairpin"}, nft.Masquerade{}),
+		nft.NewRule(nft.Match{Field: nft.CTStatus, Value: nft.CTStatusDNAT}, nft.InSet{Key: b.hairpin.Key, Set: "hairpin"}, nft.Masquerade),
 	}})
 	b.addChain(&nft.Chain{Name: "reject", Rules: []nft.Rule{nft.NewRule(nft.Reject{Family: b.family})}})
 }
@@ -88,7 +88,7 @@ func (b *builder) addChains(port *model.ServicePort) {
 	}
 	b.clusterIPs.Put(nft.Element{Key: nft.AddrData(port.ClusterIP)})
 
-	mark := nft.SetMark{Or: masqueradeMark}
+	mark := nft.SetMark(masqueradeMark)
 	markUnlessPod := nft.NewRule(nft.Match{Field: b.family.Saddr(), Op: nft.NotEqual, Value: b.clusterCIDR}, mark)
 	b.addEndpointChain("cluster/"+name, port.Cluster, affinity, markUnlessPod)
 	if port.InternalPolicy == model.PolicyLocal {
@@ -179,7 +179,7 @@ func (b *builder) addEndpointChain(name string, endpoints []model.Endpoint, affi
 		if affinity { // one client, one endpoint, as long as the list is the same
 			key = nft.Concat{nft.JHash{Field: b.family.Saddr(), Mod: n, Seed: 1}}
 		}
-		rules = append(rules, nft.NewRule(nft.DNAT{Family: b.family, Key: key, Map: name}))
+		rules = append(rules, nft.NewRule(nft.DNAT(b.family, key, name)))
 	}
 	b.addChain(&nft.Chain{Name: name, Rules: rules})
 }

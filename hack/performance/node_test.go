@@ -122,7 +122,7 @@ func (n *node) watch(b *testing.B) {
 	marks := &nft.Table{Family: nft.FamilyIP, Name: "watch", Owner: true, Sets: []*nft.Set{ips}, Chains: []*nft.Chain{{
 		Name: "forward", Type: nft.TypeFilter, Hook: nft.HookForward, Priority: -1, Rules: []nft.Rule{
 			nft.NewRule(nft.Match{Field: nft.CTStatus, Value: nft.CTStatusDNAT}, nft.Accept),
-			nft.NewRule(nft.Match{Field: nft.CTState, Value: nft.CTStateNew}, nft.InSet{Key: ips.Key, Set: ips.Name}, nft.Limit{Rate: 100, Burst: 100}, nft.SetNftrace{}, nft.Accept),
+			nft.NewRule(nft.Match{Field: nft.CTState, Value: nft.CTStateNew}, nft.InSet{Key: ips.Key, Set: ips.Name}, nft.Limit{Rate: 100, Burst: 100}, nft.SetNftrace, nft.Accept),
 		},
 	}}}
 	if _, err := conn.Commit(b.Context(), nft.Diff(nil, marks)); err != nil {

@@ -69,7 +69,7 @@ func (p *Planner) ttlBelow(hops int) nft.Match {
 }
 
 func (p *Planner) setTTL(hops uint8) nft.Rule {
-	return nft.NewRule(nft.SetTTL{Family: p.family, Hops: hops})
+	return nft.NewRule(nft.SetTTL(p.family, hops))
 }
 
 func (p *Planner) inSet(s *nft.Set) nft.InSet {
@@ -213,7 +213,7 @@ func (p *Planner) icmpErrors() []nft.Rule {
 func (p *Planner) translateOwn(local []nft.Statement) []nft.Rule {
 	rules := returnAll(local)
 	for _, affinity := range affinities {
-		rules = append(rules, nft.NewRule(nft.DNAT{Family: p.family, Key: p.key(0, affinity), Map: p.sets.own.Name}))
+		rules = append(rules, nft.NewRule(nft.DNAT(p.family, p.key(0, affinity), p.sets.own.Name)))
 	}
 	return append(rules, nft.NewRule(p.inSet(p.sets.addresses), p.ttlBelow(forwardTTL), nft.Drop))
 }

@@ -60,7 +60,7 @@ func stepOf(r nft.Rule, u Use) step {
 	s := step{accepts: u.translated && u.accepts}
 	for _, statement := range r.Statements {
 		switch x := statement.(type) {
-		case nft.Counter, nft.Assign, nft.SetMark, nft.Notrack:
+		case nft.Counter, nft.Assign, nft.Notrack:
 		case nft.Reject:
 			s.verdict = rejects
 		case nft.Verdict:

@@ -38,7 +38,7 @@ func manyChains(services int) *nft.Table {
 	t := &nft.Table{Family: nft.FamilyIP, Name: "nat", Chains: []*nft.Chain{
 		base("PREROUTING", nft.HookPrerouting, nft.PriorityDstNAT, all.Name), base("OUTPUT", nft.HookOutput, nft.PriorityDstNAT, all.Name),
 		base("POSTROUTING", nft.HookPostrouting, nft.PrioritySrcNAT, postroutingChain),
-		all, {Name: "KUBE-NODEPORTS"}, {Name: markChain}, {Name: postroutingChain, Rules: []nft.Rule{nft.NewRule(nft.Masquerade{})}},
+		all, {Name: "KUBE-NODEPORTS"}, {Name: markChain}, {Name: postroutingChain, Rules: []nft.Rule{nft.NewRule(nft.Masquerade)}},
 	}}
 	for i := range services {
 		service := fmt.Sprintf("KUBE-SVC-%016X", i)

@@ -121,8 +121,6 @@ func useOf(r nft.Rule) (u Use) {
 		switch s := s.(type) {
 		case nft.Verdict:
 			u.To, u.accepts = s.Chain, s.Kind == nft.VerdictAccept
-		case nft.SetMark:
-			u.Mark, u.Sets = u.Mark|s.Or|s.Xor, true
 		case nft.Assign:
 			if s.To == nft.MetaMark {
 				u.Mark, u.Sets = u.Mark|assigned(s.Value), true

@@ -184,14 +184,13 @@ func (r *kubeProxyReader) endpoints(chain string) (list []netip.AddrPort) {
 			name := ""
 			switch x := statement.(type) {
 			case nft.NAT:
+				name = x.Map()
 				addr, _ := x.Addr.(nft.Constant)
 				port, _ := x.Port.(nft.Constant)
 				if endpoint, ok := compiler.ParseEndpoint(nft.Data(addr) + nft.Data(port) + "\x00\x00"); ok {
 					list = append(list, endpoint)
 				}
 			case nft.Vmap:
-				name = x.Map
-			case nft.DNAT:
 				name = x.Map
 			}
 			if name == "" || strings.HasPrefix(chain, "endpoint-") { // a dump may have a loop

@@ -208,7 +208,7 @@ func (g *Graph) describe(f *compiler.Frontend, chain string) []string {
 	}
 	if c := g.rules.Table(f.Family).Chain(chain); c != nil && len(c.Rules) > 0 && len(c.Rules[0].Statements) > 0 {
 		switch first := c.Rules[0].Statements[0].(type) {
-		case nft.SetMark:
+		case nft.Assign:
 			return []string{"source masqueraded"}
 		case nft.Match:
 			if _, ok := first.Value.(netip.Prefix); ok {

@@ -85,10 +85,10 @@ func reasonOfDelivery(fate *evaluator.Fate) Reason {
 		if step.Rule == nil || len(step.Elements) == 0 {
 			continue
 		}
-		if has(step.Rule, func(d nft.DNAT) bool { return compiler.IsAffinityMap(d.Map) }) {
+		if has(step.Rule, func(n nft.NAT) bool { return compiler.IsAffinityMap(n.Map()) }) {
 			return ReasonAffinity
 		}
-		if has(step.Rule, func(nft.DNAT) bool { return true }) {
+		if has(step.Rule, func(n nft.NAT) bool { return n.Map() != "" }) {
 			reason = ReasonServed
 		}
 	}
@@ -130,7 +130,7 @@ func has[S nft.Statement](r *nft.Rule, matches func(S) bool) bool {
 	})
 }
 
-func marks(r *nft.Rule) bool { return has(r, func(s nft.SetMark) bool { return s.Or != 0 }) }
+func marks(r *nft.Rule) bool { return has(r, nft.Assign.SetsMark) }
 
 // marksSome reports whether a rule marks the clients that it matches, and not all.
 func marksSome(r *nft.Rule) bool { return marks(r) && len(r.Statements) > 1 }
@@ -165,7 +165,7 @@ func sourceReasonOfStep(step *evaluator.Step, outside bool) SourceReason {
 		return SourcePolicyLocal
 	case compiler.RoleKnownLocal:
 		kept, marked = SourceClusterClient, SourceNode
-		if has(step.Rule, func(d nft.DNAT) bool { return compiler.IsLocalAffinityMap(d.Map) }) {
+		if has(step.Rule, func(n nft.NAT) bool { return compiler.IsLocalAffinityMap(n.Map()) }) {
 			return SourcePolicyLocal
 		}
 	}

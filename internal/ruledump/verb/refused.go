@@ -204,7 +204,7 @@ func (r *refusals) marking(own *nft.Table, refuses *nft.Rule, to *nft.Table) []n
 	}
 	limit := nft.Limit{Rate: uint32(r.limit), Burst: uint32(r.limit)}
 	// The address of a Service without endpoints is in a ServiceCIDR too: one mark is enough.
-	return []nft.Rule{nft.NewRule(append(statements, limit, nft.SetNftrace{}, nft.Accept)...)}
+	return []nft.Rule{nft.NewRule(append(statements, limit, nft.SetNftrace, nft.Accept)...)}
 }
 
 // copySet copies the elements of the selected frontends.

@@ -33,7 +33,7 @@ func (t *tracing) match(to []string, from string) error {
 			if source.IsValid() {
 				statements = append(statements, nft.Match{Field: family.Saddr(), Value: source})
 			}
-			rules = append(rules, nft.NewRule(append(statements, nft.Limit{Rate: uint32(t.atMost), Burst: uint32(t.atMost)}, nft.SetNftrace{})...))
+			rules = append(rules, nft.NewRule(append(statements, nft.Limit{Rate: uint32(t.atMost), Burst: uint32(t.atMost)}, nft.SetNftrace)...))
 		}
 		for _, p := range targets {
 			addr, port := p.Destination.Addr(), p.Destination.Port()
