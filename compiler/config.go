@@ -61,25 +61,24 @@ type Config struct {
 	// NodePortAddresses are the addresses on which node ports answer.
 	NodePortAddresses NodePortAddresses
 	// AffinityHash sends a new client of a Service with session affinity to the endpoint that the hash of its address
-	// chooses, instead of a random one (kernel: CONFIG_NFT_HASH). While the list of endpoints does not change, the client
+	// chooses, instead of a random one (nft.FeatureHash). While the list of endpoints does not change, the client
 	// then has the same endpoint on all nodes, and again after its affinity timed out or was lost.
 	AffinityHash bool
-	// OwnTables gives the tables the flags owner and persist (kernel 6.9). While the connection that commits them is
+	// OwnTables gives the tables the flags owner and persist (nft.FeaturePersist). While the connection that commits them is
 	// open, nobody else can change or delete them, and "nft flush ruleset" skips them. They stay when it closes.
-	// kube-proxy cannot take such tables over: delete them first. Call nft.Conn.ProbePersist before, because on older
-	// kernels the tables go with the connection.
+	// kube-proxy cannot take such tables over: delete them first. Without the feature the tables go with the connection.
 	OwnTables bool
 	// IPv4Only leaves out the table for IPv6, and ignores Service ports of IPv6: a kernel without IPv6 may refuse such a
 	// table (CONFIG_IPV6, CONFIG_NF_TABLES_IPV6).
 	IPv4Only bool
 	// CountServices counts new connections, packets and bytes for each frontend, in sets of their own: see CountSets.
-	// Every packet of a Service then takes one more lookup (kernel 5.7). Call nft.Conn.ProbeCounters before.
+	// Every packet of a Service then takes one more lookup (nft.FeatureCounters).
 	CountServices bool
 	// CountRefused counts the packets that are refused or dropped, in the elements that refuse them: see CountedBy. Packets
-	// that are served run through the same rules as without it. It needs the same kernel.
+	// that are served run through the same rules as without it (nft.FeatureCounters).
 	CountRefused bool
 	// DirectReturn serves the external addresses of Service ports with model.ServicePort.DirectReturn without translating
-	// the source: see internal/directreturn. Call nft.Conn.ProbeDup before.
+	// the source: see internal/directreturn (nft.FeatureDup, nft.FeatureHash).
 	DirectReturn bool
 }
 

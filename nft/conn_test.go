@@ -323,14 +323,13 @@ func testConnContext(t *testing.T) {
 	c := dial(t)
 	table := &Table{Family: FamilyIP, Name: "kube-proxy"}
 	calls := map[string]func(context.Context) error{
-		"Commit":       func(ctx context.Context) error { _, err := c.Commit(ctx, Diff(nil, table)); return err },
-		"ReadTable":    func(ctx context.Context) error { _, err := c.ReadTable(ctx, FamilyIP, "kube-proxy"); return err },
-		"ReadHeader":   func(ctx context.Context) error { _, err := c.ReadHeader(ctx, FamilyIP, "kube-proxy"); return err },
-		"HasTable":     func(ctx context.Context) error { _, err := c.HasTable(ctx, FamilyIP, "kube-proxy"); return err },
-		"Generation":   func(ctx context.Context) error { _, err := c.Generation(ctx); return err },
-		"Probe":        func(ctx context.Context) error { return c.Probe(ctx) },
-		"ProbePersist": c.ProbePersist,
-		"Compare":      func(ctx context.Context) error { _, err := c.Compare(ctx, table, CompareOptions{}); return err },
+		"Commit":     func(ctx context.Context) error { _, err := c.Commit(ctx, Diff(nil, table)); return err },
+		"ReadTable":  func(ctx context.Context) error { _, err := c.ReadTable(ctx, FamilyIP, "kube-proxy"); return err },
+		"ReadHeader": func(ctx context.Context) error { _, err := c.ReadHeader(ctx, FamilyIP, "kube-proxy"); return err },
+		"HasTable":   func(ctx context.Context) error { _, err := c.HasTable(ctx, FamilyIP, "kube-proxy"); return err },
+		"Generation": func(ctx context.Context) error { _, err := c.Generation(ctx); return err },
+		"Probe":      func(ctx context.Context) error { return c.Probe(ctx, nil, everyFeature()...) },
+		"Compare":    func(ctx context.Context) error { _, err := c.Compare(ctx, table, CompareOptions{}); return err },
 		"ReadElements": func(ctx context.Context) error {
 			_, err := c.ReadElements(ctx, FamilyIP, "kube-proxy", &Set{Name: "s", Key: Concat{IPDaddr}})
 			return err

@@ -1,7 +1,6 @@
 package nft
 
 import (
-	"context"
 	"net"
 	"net/netip"
 	"strings"
@@ -130,21 +129,5 @@ func TestSetCounterListing(t *testing.T) {
 				t.Errorf("then there is a difference:\n%s", tx)
 			}
 		})
-	}
-}
-
-func TestProbeCounters(t *testing.T) {
-	netns.EnterForTest(t)
-	c := dial(t)
-	if err := c.ProbeCounters(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if listing := runNft(t, "", "list", "ruleset"); listing != "" {
-		t.Errorf("the probe leaves\n%s", listing)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := c.ProbeCounters(ctx); err == nil {
-		t.Error("a probe that cannot ask finds nothing missing")
 	}
 }

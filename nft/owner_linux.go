@@ -52,22 +52,6 @@ func (c *Conn) adoptOwned(ctx context.Context) error {
 	return nil
 }
 
-// ProbePersist finds out whether the kernel keeps a table whose owner ends (Table.Owner and Table.Persist, kernel 6.9).
-// If not, it returns a MissingError. Do not set Owner on such a kernel: it deletes the table when the process ends.
-func (c *Conn) ProbePersist(ctx context.Context) error {
-	t := &Table{Family: FamilyIP, Name: probeTable(), Owner: true, Persist: true}
-	tx := Transaction{Steps: []Step{{Op: AddTable, Table: t}, {Op: DeleteTable, Table: t}}}
-	return probePersist(func() error { return c.commitProbe(ctx, tx) })
-}
-
-func probePersist(commit func() error) error {
-	err := commit()
-	if refusesProbe(err) {
-		return MissingError{{Feature: "tables that stay when their owner goes", Option: "CONFIG_NF_TABLES of kernel 6.9 or later", Err: errnoOf(err)}}
-	}
-	return err
-}
-
 // knowsDestroy reports whether the kernel has NFT_MSG_DESTROYTABLE, if the transaction has use for it.
 func (c *Conn) knowsDestroy(ctx context.Context, tx Transaction) (bool, error) {
 	if !slices.ContainsFunc(tx.Steps, func(s Step) bool { return s.Op == DestroyTable }) {

@@ -11,7 +11,6 @@ import (
 
 	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	"github.com/nftproxy/nftproxy/internal/testkit/netns"
-	"golang.org/x/sys/unix"
 )
 
 // ours is a table with all there is that belongs to whoever commits it.
@@ -270,35 +269,6 @@ func killOwner(t *testing.T, want *Table) {
 	_ = cmd.Wait() // it was killed
 }
 
-func TestProbePersist(t *testing.T) {
-	t.Run("this kernel keeps tables, and the probe leaves nothing", func(t *testing.T) {
-		netns.NeedLinux(t, 6, 9)
-		netns.EnterForTest(t)
-		c := dial(t)
-		if err := c.ProbePersist(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if left := runNft(t, "", "list", "ruleset"); left != "" {
-			t.Errorf("the probe left:\n%s", left)
-		}
-	})
-	t.Run("a kernel that refuses the flag is named as too old", func(t *testing.T) {
-		var missing MissingError
-		err := probePersist(func() error { return &CommitError{Err: unix.EOPNOTSUPP, Step: "add table"} })
-		if !errors.As(err, &missing) || !strings.Contains(err.Error(), "kernel 6.9 or later") {
-			t.Errorf("probePersist = %v", err)
-		}
-	})
-	t.Run("a lack of privileges is not taken for an old kernel", func(t *testing.T) {
-		netns.EnterForTest(t)
-		withoutCapability(t, unix.CAP_NET_ADMIN)
-		var missing MissingError
-		if err := dial(t).ProbePersist(t.Context()); !errors.Is(err, unix.EPERM) || errors.As(err, &missing) {
-			t.Errorf("ProbePersist = %v, want EPERM", err)
-		}
-	})
-}
-
 // The name of the probe's table is another one each time, and nobody's table is in its way.
 func testProbeWithALeftoverTable(t *testing.T) {
 	netns.NeedLinux(t, 6, 9) // table flag persist
@@ -308,7 +278,7 @@ func testProbeWithALeftoverTable(t *testing.T) {
 		commitAll(t, owner, Diff(nil, &Table{Family: f, Name: "nftproxy-probe", Owner: true, Persist: true,
 			Sets: []*Set{{Name: "verdicts", Key: Concat{MetaMark}}}, Chains: []*Chain{{Name: "probe", Type: TypeFilter, Hook: HookInput}}}))
 	}
-	if err := c.Probe(t.Context()); err != nil {
+	if err := c.Probe(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
 	if a, b := probeTable(), probeTable(); a == b {

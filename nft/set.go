@@ -33,7 +33,7 @@ type Set struct {
 	// limit of a Dynamic set, which keeps its first Size: it would lose its elements otherwise.
 	Size uint32
 	// Counter makes each element count the packets for which a lookup found it, and their bytes (nft's "counter" of
-	// a set, kernel 5.7; see ProbeCounters). Conn.Counts returns the counts. An element that is replaced starts from
+	// a set, kernel 5.7; see FeatureCounters). Conn.Counts returns the counts. An element that is replaced starts from
 	// 0.
 	Counter bool
 	// Comment is shown by nft; at most 127 bytes.

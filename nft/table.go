@@ -28,7 +28,7 @@ type Table struct {
 	Owner bool
 	// Persist makes the kernel keep the table when its owner closes: as an orphan, which anybody can change, and
 	// which belongs to whoever commits it with Owner and Persist. Without it, the table goes with its owner. Kernel
-	// 6.9 and later: see ProbePersist. nft 1.0.6 lists `flags owner` for both flags, and nothing for an orphan.
+	// 6.9 and later: see FeaturePersist. nft 1.0.6 lists `flags owner` for both flags, and nothing for an orphan.
 	Persist bool
 	// Kernel has what only the kernel knows of a table that was read; nil in a wanted table.
 	Kernel *KernelTable

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 
-	"k8s.io/component-base/featuregate"
 	"k8s.io/klog/v2"
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 
@@ -40,18 +39,15 @@ func prepareKernel(ctx context.Context, o *options, conn *nft.Conn) (missing []s
 		families = []nft.Family{nft.FamilyIP}
 		klog.FromContext(ctx).Info("The kernel has no IPv6; serving IPv4 alone")
 	}
-	if err := conn.Probe(ctx, families...); err != nil {
+	if err := conn.Probe(ctx, families); err != nil {
 		return nil, err
 	}
 	gates, _, _ := config.FeatureGates(o.config.FeatureGates)
-	for gate, probe := range map[featuregate.Feature]func(context.Context) error{
-		config.OwnTables: conn.ProbePersist, config.RefusedCounters: conn.ProbeCounters, config.ServiceCounters: conn.ProbeCounters,
-		config.DirectReturn: func(ctx context.Context) error { return conn.ProbeDup(ctx, families...) },
-	} {
+	for gate, features := range config.KernelFeatures {
 		if !gates.Enabled(gate) {
 			continue
 		}
-		if err := probe(ctx); err != nil {
+		if err := conn.Probe(ctx, families, features...); err != nil {
 			return nil, fmt.Errorf("featureGates: %s: %w", gate, err)
 		}
 	}

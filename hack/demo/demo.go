@@ -90,7 +90,7 @@ func (d *demo) build(ctx context.Context) error {
     outside ------- node-1 ------------------------- node-2
                       kube-proxy runs here
 `)
-	if err := d.rules.Probe(ctx); err != nil {
+	if err := d.rules.Probe(ctx, nil); err != nil {
 		return err
 	}
 	for _, p := range pods {

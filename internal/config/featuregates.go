@@ -15,6 +15,8 @@ import (
 	metricsfeatures "k8s.io/component-base/metrics/features"
 	zpagesfeatures "k8s.io/component-base/zpages/features"
 	"k8s.io/klog/v2"
+
+	"github.com/nftproxy/nftproxy/nft"
 )
 
 const (
@@ -92,6 +94,15 @@ func ServerFeatureGates(set map[string]bool) (featuregate.MutableVersionedFeatur
 	}
 	gates, _, errs := FeatureGates(set)
 	return gates, errs.ToAggregate()
+}
+
+// KernelFeatures are what the rules of a gate need of the kernel, beside nft.FeatureBasic.
+var KernelFeatures = map[featuregate.Feature][]nft.Feature{
+	AffinityHash:    {nft.FeatureHash},
+	DirectReturn:    {nft.FeatureDup, nft.FeatureHash},
+	OwnTables:       {nft.FeaturePersist},
+	RefusedCounters: {nft.FeatureCounters},
+	ServiceCounters: {nft.FeatureCounters},
 }
 
 type quietGates interface {

@@ -91,20 +91,16 @@ func (p *preflight) checkKernel() {
 	if !(sysctl.Tree{}).KernelHasIPv6() {
 		families = families[:1]
 	}
-	probes := []error{p.conn.Probe(p.ctx, families...)}
-	if p.enabled(config.OwnTables) {
-		probes = append(probes, p.conn.ProbePersist(p.ctx))
-	}
-	if p.enabled(config.RefusedCounters) || p.enabled(config.ServiceCounters) {
-		probes = append(probes, p.conn.ProbeCounters(p.ctx))
-	}
-	if p.enabled(config.DirectReturn) {
-		probes = append(probes, p.conn.ProbeDup(p.ctx, families...))
+	wanted := []nft.Feature{nft.FeatureBasic}
+	for gate, features := range config.KernelFeatures {
+		if p.enabled(gate) {
+			wanted = append(wanted, features...)
+		}
 	}
 	var name unix.Utsname
 	_ = unix.Uname(&name) // it cannot fail
 	kernel := "Linux " + unix.ByteSliceToString(name.Release[:])
-	err := errors.Join(probes...)
+	err := p.conn.Probe(p.ctx, families, wanted...)
 	switch missing := (nft.MissingError)(nil); {
 	case err == nil:
 		p.fine(kernel+" has every feature that the proxy asks for", "", "")
