@@ -31,8 +31,8 @@ type Fate struct {
 	// Path is the way to this fate.
 	Path Path
 	// Depends are rules of other programs on which the fate depends. Whether they match is not known; the Verdict says
-	// which of both this fate is for, or why the walk ended there. A Step without a Rule is a chain of which
-	// it is not known whether it runs before others (OrderOfChains), or whether the packet comes by its devices.
+	// which of both this fate is for, or why the walk ended there. A Step without a Rule is a chain (StepOrder,
+	// StepDevices or StepUnknown).
 	Depends []Step
 
 	sent netip.AddrPort
@@ -75,11 +75,11 @@ func (f *Fate) Untouched() bool {
 
 // String returns the fate in one line, such as "to 10.244.1.5:8080, source kept".
 func (f *Fate) String() string {
-	return f.describe([]netip.AddrPort{f.Destination})
+	return f.describe([]netip.AddrPort{f.Destination}, 1)
 }
 
-// describe is String for fates that differ in their destinations only.
-func (f *Fate) describe(destinations []netip.AddrPort) string {
+// describe is String for fates that differ in their destinations only. It names at most the first ones.
+func (f *Fate) describe(destinations []netip.AddrPort, most int) string {
 	switch f.Result {
 	case Refused:
 		return "refused: the sender gets an ICMP port unreachable"
@@ -92,8 +92,11 @@ func (f *Fate) describe(destinations []netip.AddrPort) string {
 		return "not known: a rule of another program decides"
 	}
 	var to []string
-	for _, d := range destinations {
+	for _, d := range destinations[:min(len(destinations), most)] {
 		to = append(to, formatAddrPort(d))
+	}
+	if more := len(destinations) - most; more > 0 {
+		to = append(to, fmt.Sprintf("%d more", more))
 	}
 	text := "to " + strings.Join(to, " or ")
 	if f.Local {
@@ -149,7 +152,10 @@ type Outcome struct {
 }
 
 // String returns the outcome in one line, such as "to 10.244.1.5:8080 or 10.244.1.6:8080, source kept".
-func (o *Outcome) String() string { return o.Fate.describe(o.Destinations) }
+func (o *Outcome) String() string { return o.Head(len(o.Destinations)) }
+
+// Head is String with at most the first destinations, and the number of the others.
+func (o *Outcome) Head(most int) string { return o.Fate.describe(o.Destinations, most) }
 
 // Outcomes groups the fates by the rules that led to them.
 func (f Fates) Outcomes() []Outcome {

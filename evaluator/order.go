@@ -112,15 +112,12 @@ func (w *walk) meet(c baseChain, at place) (nft.Verdict, error) {
 	if comes {
 		verdict = "if the packet comes by one of its devices"
 	}
-	w.fate.Depends = append(slices.Clip(w.fate.Depends), Step{Hook: w.hook, Table: at.Table, Chain: at.chain, Verdict: verdict})
+	w.dependsOn(w.newStep(StepDevices, at, nil, verdict))
 	if comes {
 		return w.runBaseChain(at)
 	}
 	return nft.Accept, nil
 }
-
-// OrderOfChains is the end of the Verdict of a Step in Depends that is about the order of chains.
-const OrderOfChains = "before other tables' chains of its priority"
 
 // runTogether runs chains with one priority. The kernel runs the one first that was added last (nf_hook_entries_grow). It
 // lists the chains of a table in the order in which they were added, but does not tell which of two tables got its chain
@@ -153,10 +150,8 @@ func (w *walk) runTogether(chains []baseChain) (bool, error) {
 		return w.runChains(chains)
 	}
 	chosen := orders[w.draws.draw(uint32(len(orders)))]
-	c := chosen[0]
-	w.fate.Depends = append(slices.Clip(w.fate.Depends), Step{
-		Hook: w.hook, Table: c.Table, Chain: c.chain, Verdict: "if it runs " + OrderOfChains,
-	})
+	first := place{Table: chosen[0].Table, chain: chosen[0].chain}
+	w.dependsOn(w.newStep(StepOrder, first, nil, "if it runs before other tables' chains of its priority"))
 	return w.runChains(chosen)
 }
 
@@ -200,6 +195,6 @@ func (w *walk) orderMatters(orders [][]baseChain) (matters bool, err error) {
 // undecided ends the walk at a rule whose result is not known.
 func (w *walk) undecided(at place, r *nft.Rule, why string) {
 	w.fate.Result = Undecided
-	w.step(at, r, why)
+	w.add(w.newStep(StepUnknown, at, r, why))
 	w.fate.Depends = append(w.fate.Depends, w.fate.Path[len(w.fate.Path)-1])
 }

@@ -11,8 +11,36 @@ import (
 // Path is the list of a packet's steps, in order.
 type Path []Step
 
+// StepKind says what happened in a Step.
+type StepKind uint8
+
+// The kinds of steps. The last three are in Fate.Depends.
+const (
+	// StepRule is a rule that matched.
+	StepRule StepKind = iota
+	// StepMarked is a rule that set the mark, and then did not match.
+	StepMarked
+	// StepPolicy is the end of a base chain in which no rule decided.
+	StepPolicy
+	// StepEnd is the end of a regular chain in which no rule matched.
+	StepEnd
+	// StepKernel is a decision of the kernel, such as routing. The Step has no Table, Chain and Rule.
+	StepKernel
+	// StepUnknown is a rule or a chain of another program whose result is not known. It ends the walk, and is also the last
+	// one in Fate.Depends.
+	StepUnknown
+	// StepIf is a rule of which it is not known whether it matches.
+	StepIf
+	// StepDevices is a chain of which it is not known whether the packet comes by its devices.
+	StepDevices
+	// StepOrder is a chain of which it is not known whether it runs before other tables' chains of its priority.
+	StepOrder
+)
+
 // Step is a rule that matched or set the mark, the end of a chain without a decision, or a decision of the kernel.
 type Step struct {
+	// Kind says what happened.
+	Kind StepKind
 	// Hook is the hook at which the step happened.
 	Hook nft.Hook
 	// Table and Chain are those of the rule; nil for a decision of the kernel, such as routing.
@@ -24,24 +52,26 @@ type Step struct {
 	Rule *nft.Rule
 	// Elements are those that the rule found in or added to sets and maps, as nft prints them.
 	Elements []string
-	// Verdict is the result, such as "goto cluster-3", "continue", "policy accept" or "routing: forwarded".
+	// Decision is what a matching rule or a policy decided; the zero Verdict if the rule decided nothing.
+	Decision nft.Verdict
+	// Verdict is the result for people, such as "goto cluster-3", "continue", "policy accept" or "routing: forwarded".
 	Verdict string
 }
 
-func (w *walk) step(at place, r *nft.Rule, verdict string, elements ...string) {
-	w.fate.Path = append(w.fate.Path, Step{
-		Hook: w.hook, Table: at.Table, Chain: at.chain, Level: at.level,
-		Rule: r, Elements: elements, Verdict: verdict,
-	})
+func (w *walk) newStep(kind StepKind, at place, r *nft.Rule, verdict string) Step {
+	return Step{Kind: kind, Hook: w.hook, Table: at.Table, Chain: at.chain, Level: at.level, Rule: r, Verdict: verdict}
 }
+
+func (w *walk) add(s Step) { w.fate.Path = append(w.fate.Path, s) }
 
 // note adds a step for a decision of the kernel.
-func (w *walk) note(text string) {
-	w.fate.Path = append(w.fate.Path, Step{Hook: w.hook, Verdict: text})
-}
+func (w *walk) note(text string) { w.add(Step{Kind: StepKernel, Hook: w.hook, Verdict: text}) }
+
+// dependsOn adds a step to Depends. Walks share the steps before it.
+func (w *walk) dependsOn(s Step) { w.fate.Depends = append(slices.Clip(w.fate.Depends), s) }
 
 // EndsInKernel reports whether the last step is a decision of the kernel.
-func (p Path) EndsInKernel() bool { return len(p) > 0 && p[len(p)-1].Chain == nil }
+func (p Path) EndsInKernel() bool { return len(p) > 0 && p[len(p)-1].Kind == StepKernel }
 
 // String prints one step a line, under its hook, indented by its Level.
 func (p Path) String() string {
@@ -57,37 +87,42 @@ func (p Path) print(b *strings.Builder, indent string) {
 			hook = s.Hook
 			fmt.Fprintf(b, "%s%s\n", indent, hook)
 		}
-		s.print(b, indent+strings.Repeat("  ", 1+s.Level))
+		for _, line := range s.Lines() {
+			fmt.Fprintf(b, "%s  %s\n", indent, line)
+		}
 	}
 }
 
-func (s *Step) print(b *strings.Builder, indent string) {
+// Lines prints the step without its hook, indented by its Level: the rule, then a line for each element.
+func (s *Step) Lines() []string {
 	if s.Chain == nil {
-		fmt.Fprintf(b, "%s%s\n", indent, s.Verdict)
-		return
+		return []string{s.Verdict}
 	}
-	where := s.Chain.Name
+	indent, where := strings.Repeat("  ", s.Level), s.Chain.Name
 	if s.Level == 0 {
 		where = s.Table.Family.String() + " " + s.Table.Name + " " + where
 	}
+	text := s.Verdict
 	switch {
 	case s.Rule == nil:
-		fmt.Fprintf(b, "%s%s: %s\n", indent, where, s.Verdict)
 	case s.obvious():
-		fmt.Fprintf(b, "%s%s: %s\n", indent, where, s.Rule)
+		text = s.Rule.String()
 	default:
-		fmt.Fprintf(b, "%s%s: %s (%s)\n", indent, where, s.Rule, s.Verdict)
+		text = fmt.Sprintf("%s (%s)", s.Rule, s.Verdict)
 	}
+	lines := []string{indent + where + ": " + text}
 	for _, e := range s.Elements {
-		fmt.Fprintf(b, "%s    %s\n", indent, e)
+		lines = append(lines, indent+"    "+e)
 	}
+	return lines
 }
 
-// obvious reports whether the text of the step's rule or element shows its verdict.
+// obvious reports whether the text of the step's rule, or of an element that the rule found, shows the decision.
 func (s *Step) obvious() bool {
-	texts := append(slices.Clip(s.Elements), nft.Rule{Statements: s.Rule.Statements}.String())
-	return s.Verdict == "continue" ||
-		slices.ContainsFunc(texts, func(text string) bool { return strings.HasSuffix(text, s.Verdict) })
+	return s.Kind == StepRule && (s.Decision == nft.Verdict{} || slices.ContainsFunc(s.Rule.Statements, func(statement nft.Statement) bool {
+		_, isMap := statement.(nft.Vmap)
+		return statement == s.Decision || isMap && len(s.Elements) > 0
+	}))
 }
 
 // route identifies the rules that led to a fate.

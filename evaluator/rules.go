@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/nftproxy/nftproxy/nft"
 )
@@ -53,7 +52,9 @@ func (w *walk) runBaseChain(at place) (nft.Verdict, error) {
 	if at.base.DropPolicy {
 		policy = nft.Drop
 	}
-	w.step(at, nil, "policy "+policy.String())
+	s := w.newStep(StepPolicy, at, nil, "policy "+policy.String())
+	s.Decision = policy
+	w.add(s)
 	return policy, nil
 }
 
@@ -85,7 +86,7 @@ func (w *walk) walkChain(at place) (nft.Verdict, error) {
 		}
 	}
 	if at.level > 0 && len(w.fate.Path) == steps {
-		w.step(at, nil, "no rule matches")
+		w.add(w.newStep(StepEnd, at, nil, "no rule matches"))
 	}
 	return nft.Verdict{}, nil
 }
@@ -122,11 +123,11 @@ func (w *walk) rule(at place, r *nft.Rule) (nft.Verdict, error) {
 		}
 		res := s.run(statement)
 		if why := cmp.Or(res.undecided, res.why); !at.lenient() && (res.undecided != "" || res.matches == maybe) {
-			return nft.Verdict{}, fmt.Errorf("%s: %w", statement, errors.New(why))
+			return nft.Verdict{}, fmt.Errorf("%s: %w", statement, NotKnown(why))
 		}
 		switch {
 		case res.matches == no && w.mark != before:
-			w.step(at, r, "no match, after setting the mark", s.elements...)
+			s.step(StepMarked, nft.Verdict{}, "no match, after setting the mark")
 			return nft.Verdict{}, nil
 		case res.matches == no, res.before != nil && !settles():
 			return nft.Verdict{}, nil
@@ -149,7 +150,7 @@ func (w *walk) rule(at place, r *nft.Rule) (nft.Verdict, error) {
 		}
 	}
 	if !asked {
-		w.step(at, r, "continue", s.elements...)
+		s.step(StepRule, nft.Verdict{}, "continue")
 	}
 	return nft.Verdict{}, nil
 }
@@ -171,8 +172,15 @@ func (s *statements) happens(res result) (nft.Verdict, error) {
 	if s.fate.Result == Refused {
 		text = "drop, port unreachable"
 	}
-	s.step(s.place, s.rule, text, s.elements...)
+	s.step(StepRule, res.verdict, text)
 	return res.verdict, nil
+}
+
+// step adds the step of the rule, with the elements that it found.
+func (s *statements) step(kind StepKind, decision nft.Verdict, text string) {
+	step := s.newStep(kind, s.place, s.rule, text)
+	step.Decision, step.Elements = decision, s.elements
+	s.add(step)
 }
 
 // assume notes that the fate depends on whether a rule matches.
@@ -181,5 +189,5 @@ func (w *walk) assume(at place, r *nft.Rule, matches bool) {
 	if matches {
 		verdict = "if this matches"
 	}
-	w.fate.Depends = append(slices.Clip(w.fate.Depends), Step{Hook: w.hook, Table: at.Table, Chain: at.chain, Level: at.level, Rule: r, Verdict: verdict})
+	w.dependsOn(w.newStep(StepIf, at, r, verdict))
 }

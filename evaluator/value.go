@@ -10,8 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// UnknownSourcePort is in the text of the error that says that a rule looks at the source port of a packet without one.
-const UnknownSourcePort = "the source port is not known"
+// NotKnown is the error about a rule that depends on something that is not known. The text says what.
+type NotKnown string
+
+// Error implements error.
+func (n NotKnown) Error() string { return string(n) }
+
+// UnknownSourcePort is the error about a rule that looks at the source port of a packet without one.
+const UnknownSourcePort NotKnown = "the source port is not known"
 
 // value is what is known of an expression's value, with padding.
 type value struct {
@@ -192,7 +198,7 @@ func (s *statements) field(f nft.Field) value {
 		case nft.IPDaddr, nft.IP6Daddr:
 			return s.address(s.walk.destination.Addr())
 		case nft.ThSport:
-			return s.port(s.source.Port(), UnknownSourcePort)
+			return s.port(s.source.Port(), string(UnknownSourcePort))
 		case nft.ThDport:
 			return s.port(s.walk.destination.Port(), "the destination port is not known")
 		}
@@ -269,7 +275,7 @@ func (s *statements) connection(f nft.Field) value {
 	case nft.CTOriginalProtoDst:
 		return s.port(s.packet.Destination.Port(), "the destination port is not known")
 	case nft.CTOriginalProtoSrc:
-		return s.port(s.packet.Source.Port(), UnknownSourcePort)
+		return s.port(s.packet.Source.Port(), string(UnknownSourcePort))
 	case nft.CTReplyProtoSrc:
 		return s.port(s.answerer().Port(), "the destination port is not known")
 	case nft.CTReplyIPSaddr, nft.CTReplyIP6Saddr:
@@ -452,7 +458,7 @@ const echoRequest, echoRequestV6 = 8, 128
 func (s *statements) transportHeader(cut func(int, int, value) part) (parts []part) {
 	first := s.packet.Connection == nil
 	parts = []part{
-		cut(0, 2, s.port(s.source.Port(), UnknownSourcePort)), cut(2, 2, s.port(s.walk.destination.Port(), "the destination port is not known")),
+		cut(0, 2, s.port(s.source.Port(), string(UnknownSourcePort))), cut(2, 2, s.port(s.walk.destination.Port(), "the destination port is not known")),
 	}
 	switch protocol := s.packet.Protocol; {
 	case protocol == unix.IPPROTO_ICMP && first:

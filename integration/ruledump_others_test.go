@@ -248,7 +248,7 @@ func explainFlow(t *testing.T, node *lab.Host, f flows.Flow, dump string, said *
 }
 
 func dependsOnOrder(o verb.Outcome) bool {
-	return len(o.DependsOn) > 0 && strings.HasSuffix(o.DependsOn[0].Verdict, evaluator.OrderOfChains)
+	return len(o.DependsOn) > 0 && o.DependsOn[0].Kind == evaluator.StepOrder
 }
 
 // explained is the result of a flow in the words of explain.

@@ -234,9 +234,7 @@ func changesOf(want, have *compiler.Frontend) (out []changedProperty) {
 }
 
 func endpoints(list []netip.AddrPort) string {
-	texts := strings.Split(join(list, ","), ",")
-	slices.Sort(texts) // slots may differ
-	return strings.Join(texts, ",")
+	return join(slices.SortedFunc(slices.Values(list), netip.AddrPort.Compare), ",") // slots may differ
 }
 
 func sources(list []netip.Prefix) string {

@@ -218,6 +218,8 @@ type step struct {
 	Rule     string   `json:"rule,omitempty"`
 	Elements []string `json:"elements,omitempty"` // elements that the rule found in sets and maps
 	Verdict  string   `json:"verdict"`            // the result, such as "goto cluster-3" or "routing: forwarded"
+	// Kind says what happened, for programs.
+	Kind evaluator.StepKind `json:"-"`
 }
 
 // client is a client in a map of session affinity.
@@ -244,7 +246,7 @@ func Explain(s *ruledump.Snapshot, p evaluator.Packet) (*Explanation, error) {
 		}
 	}
 	fates, err := evaluator.New(s.Walked()).Fates(p)
-	if err != nil && p.Source.Port() == 0 && strings.Contains(err.Error(), evaluator.UnknownSourcePort) {
+	if errors.Is(err, evaluator.UnknownSourcePort) {
 		return nil, fmt.Errorf("%w: give one, as in --from %s", err, netip.AddrPortFrom(p.Source.Addr(), 40000))
 	}
 	if err != nil {
@@ -279,7 +281,7 @@ func (e *Explanation) frontends() []*compiler.Frontend {
 }
 
 func (e *Explanation) add(o *evaluator.Outcome) {
-	out := Outcome{Result: o.Fate.Result.String(), Reason: reasonOf(&o.Fate), head: head(o), steps: folded(o.Fate.Path)}
+	out := Outcome{Result: o.Fate.Result.String(), Reason: reasonOf(&o.Fate), head: o.Head(explainShown), steps: folded(o.Fate.Path)}
 	f := cmp.Or(e.byAddress, e.byNodePort)
 	switch {
 	case o.Fate.Untouched():
@@ -307,7 +309,7 @@ func (e *Explanation) add(o *evaluator.Outcome) {
 		f = cmp.Or(e.byAddress, e.byNodePort)
 		out.Reason, out.SourceReason = kubeProxyReasons(f, &o.Fate)
 	}
-	out.Why = e.why(&out, f)
+	out.Why = e.why(&out, &o.Fate, f)
 	if by := e.decidedBy(&o.Fate); by != nil {
 		out.DecidedBy, out.head = by, out.Result+" by "+by.name()
 		out.Why = "another program's rule; " + e.intended(o)
@@ -320,7 +322,7 @@ func (e *Explanation) add(o *evaluator.Outcome) {
 }
 
 func newStep(s *evaluator.Step) step {
-	shown := step{Hook: string(s.Hook), Elements: s.Elements, Verdict: s.Verdict}
+	shown := step{Hook: string(s.Hook), Elements: s.Elements, Verdict: s.Verdict, Kind: s.Kind}
 	if s.Chain != nil {
 		shown.Table, shown.Chain = tableName(s.Table), s.Chain.Name
 	}
@@ -340,7 +342,7 @@ func (s *step) name() string {
 
 // condition says of a step of DependsOn what it is.
 func (s *step) condition() string {
-	if s.Rule == "" && strings.HasSuffix(s.Verdict, evaluator.OrderOfChains) {
+	if s.Kind == evaluator.StepOrder {
 		return "depends on the order of chains: " + s.name()
 	}
 	return fmt.Sprintf("depends on %s (%s)", s.name(), s.Verdict)
@@ -382,18 +384,6 @@ func tableName(t *nft.Table) string { return t.Family.String() + " " + t.Name }
 
 // explainShown bounds the destinations, and the elements of one rule, that are printed for people.
 const explainShown = 10
-
-// head is the outcome in one line, with the first destinations.
-func head(o *evaluator.Outcome) string {
-	more := len(o.Destinations) - explainShown
-	if more <= 0 {
-		return o.String()
-	}
-	first := evaluator.Outcome{Fate: o.Fate, Destinations: o.Destinations[:explainShown]}
-	text, last := first.String(), first.Destinations[explainShown-1].String()
-	at := strings.LastIndex(text, last) + len(last)
-	return fmt.Sprintf("%s or %d more%s", text[:at], more, text[at:])
-}
 
 // folded returns the path with no more elements of each rule than are printed.
 func folded(path evaluator.Path) evaluator.Path {

@@ -32,28 +32,35 @@ func kubeProxyReasons(dialed *compiler.Frontend, fate *evaluator.Fate) (Reason, 
 		if s.Rule == nil {
 			continue
 		}
-		rule := s.Rule.String()
-		marks := strings.Contains(rule, "meta mark set") || strings.Contains(rule, "jump mark-for-masquerade")
+		marks := marks(s.Rule) || leads(s.Rule, "mark-for-masquerade")
+		looksUp := func(prefix string) bool {
+			return has(s.Rule, func(in nft.InSet) bool { return strings.HasPrefix(in.Set, prefix) })
+		}
 		kind, _, _ := strings.Cut(s.Chain.Name, "-")
 		switch {
-		case strings.Contains(rule, "@hairpin-connections"), kind == "endpoint" && marks:
+		case looksUp("hairpin-connections"), kind == "endpoint" && marks:
 			return reason, SourceHairpin
-		case strings.Contains(rule, "@affinity-") && strings.Contains(rule, " goto "):
+		case looksUp("affinity-") && s.Decision.Kind == nft.VerdictGoto:
 			reason = ReasonAffinity
-		case kind == "external" && strings.Contains(rule, "goto local-"):
+		case kind == "external" && leads(s.Rule, "local-"):
 			source = SourcePolicyLocal
 		case !marks:
-		case kind == "external" && strings.Contains(rule, "fib saddr type"):
+		case kind == "external" && has(s.Rule, func(m nft.Match) bool { return m.Field == nft.FibSaddrType }):
 			source = SourceNode
 		case kind == "external":
 			source = SourcePolicyCluster
-		case (kind == "service" || kind == "local" || kind == "services") && strings.Contains(rule, "!="):
+		case (kind == "service" || kind == "local" || kind == "services") && has(s.Rule, func(m nft.Match) bool { return m.Op == nft.NotEqual }):
 			source = SourceOutside
 		case kind == "service" || kind == "local" || kind == "services":
 			source = SourceAll
 		}
 	}
 	return reason, source
+}
+
+// leads reports whether a rule jumps or goes to a chain whose name begins with prefix.
+func leads(r *nft.Rule, prefix string) bool {
+	return has(r, func(v nft.Verdict) bool { return strings.HasPrefix(v.Chain, prefix) })
 }
 
 // describeKubeProxys is describe for a chain of Kubernetes' kube-proxy.

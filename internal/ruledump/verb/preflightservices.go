@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/nftproxy/nftproxy/conntrack"
 	"github.com/nftproxy/nftproxy/internal/config"
@@ -228,11 +227,7 @@ func (p *preflight) checkServices() {
 			datagrams = append(datagrams, name)
 		}
 	}
-	how := ruledump.Compilation{Node: p.out.Node, Warn: func(text string) {
-		if !strings.HasPrefix(text, "configuration ") {
-			p.look(text, "", "")
-		}
-	}}
+	how := ruledump.Compilation{Node: p.out.Node, Warn: func(text string) { p.look(text, "", "") }}
 	ignoresExternal, loopback := false, false
 	if p.settings != nil {
 		c := *p.settings.Config

@@ -130,7 +130,15 @@ func has[S nft.Statement](r *nft.Rule, matches func(S) bool) bool {
 	})
 }
 
-func marks(r *nft.Rule) bool { return has(r, nft.Assign.SetsMark) }
+// marksAt returns the place of the statement that sets the mark; -1 if the rule has none.
+func marksAt(r *nft.Rule) int {
+	return slices.IndexFunc(r.Statements, func(s nft.Statement) bool {
+		set, is := s.(nft.Assign)
+		return is && set.SetsMark()
+	})
+}
+
+func marks(r *nft.Rule) bool { return marksAt(r) >= 0 }
 
 // marksSome reports whether a rule marks the clients that it matches, and not all.
 func marksSome(r *nft.Rule) bool { return marks(r) && len(r.Statements) > 1 }
@@ -189,27 +197,31 @@ var sourceTexts = map[SourceReason]string{
 	SourceNotTold:       "the source is kept: no detectLocal setting applies to this IP family",
 }
 
-// sourceText returns the SourceReason in words. For a client outside the cluster it names the range
-// of pods, or the rule's condition. The rules do not tell whether the range is clusterCIDR or,
-// under detectLocalMode NodeCIDR, the Node's.
-func sourceText(o *Outcome) string {
-	text := sourceTexts[o.SourceReason]
-	if o.SourceReason != SourceOutside {
+// sourceText returns the SourceReason in words. For a client outside the cluster it names the range of pods, or the
+// condition of the rule that marked the packet. The rules do not tell whether the range is clusterCIDR or, under
+// detectLocalMode NodeCIDR, the Node's.
+func sourceText(reason SourceReason, path evaluator.Path) string {
+	text := sourceTexts[reason]
+	if reason != SourceOutside {
 		return text
 	}
-	for i := range o.Path {
-		if asks, _, marks := strings.Cut(o.Path[i].Rule, " meta mark set "); marks {
-			if _, cidr, isCIDR := strings.Cut(asks, " saddr != "); isCIDR && !strings.Contains(cidr, " ") {
-				return fmt.Sprintf("the source is masqueraded: the client is outside clusterCIDR %s", cidr)
-			}
-			return fmt.Sprintf("%s (%s)", text, asks)
+	for _, s := range path {
+		if s.Rule == nil || marksAt(s.Rule) < 1 {
+			continue
 		}
+		conditions := s.Rule.Statements[:marksAt(s.Rule)]
+		if m, is := conditions[len(conditions)-1].(nft.Match); is && m.Op == nft.NotEqual && (m.Field == nft.IPSaddr || m.Field == nft.IP6Saddr) {
+			if pods, is := m.Value.(netip.Prefix); is {
+				return fmt.Sprintf("the source is masqueraded: the client is outside clusterCIDR %s", pods)
+			}
+		}
+		return fmt.Sprintf("%s (%s)", text, nft.Rule{Statements: conditions})
 	}
 	return text
 }
 
 // why returns both reasons in one sentence.
-func (e *Explanation) why(o *Outcome, dialed *compiler.Frontend) string {
+func (e *Explanation) why(o *Outcome, fate *evaluator.Fate, dialed *compiler.Frontend) string {
 	name, node := "no Service", "this node"
 	if e.Node != "" {
 		node = e.nodeText()
@@ -228,9 +240,9 @@ func (e *Explanation) why(o *Outcome, dialed *compiler.Frontend) string {
 		if o.SourceReason == SourcePolicyLocal {
 			to += " on " + node
 		}
-		return fmt.Sprintf("sent to %s: %s; %s", to, name, sourceText(o))
+		return fmt.Sprintf("sent to %s: %s; %s", to, name, sourceText(o.SourceReason, fate.Path))
 	case ReasonAffinity:
-		return fmt.Sprintf("sent to the endpoint of %s that session affinity keeps the client at; %s", name, sourceText(o))
+		return fmt.Sprintf("sent to the endpoint of %s that session affinity keeps the client at; %s", name, sourceText(o.SourceReason, fate.Path))
 	case ReasonNotService:
 		return "left alone: no Service has this address and port here"
 	case ReasonNoEndpoints:

@@ -296,10 +296,9 @@ func (r *refusals) describe(p *underway) *refusal {
 	e.findFrontends(r.frontends)
 	e.add(&evaluator.Outcome{Fate: evaluator.Fate{Result: w.result, Destination: p.latest.Destination, Path: w.path}})
 	o := &e.Outcomes[0]
-	protocol, _, _ := strings.Cut(e.packet.String(), " ")
 	out := &refusal{
 		nodeDocument: e.nodeDocument, Time: p.begun.UTC(), Result: o.Result, Reason: o.Reason, Why: o.Why, Client: p.first.Source, Dialed: p.first.Destination,
-		Protocol: strings.ToUpper(protocol), name: e.ServicePort,
+		Protocol: strings.ToUpper(nft.ProtocolName(e.packet.Protocol)), name: e.ServicePort,
 	}
 	if o.Reason == ReasonUnknownPort {
 		out.name = e.holder

@@ -112,7 +112,7 @@ func (g *generator) addFields(t reflect.Type, present bool, properties object, r
 		case f.Anonymous && !written:
 			g.addFields(f.Type, present, properties, required)
 			continue
-		case !f.IsExported():
+		case !f.IsExported(), tag == "-":
 			continue
 		case !written:
 			g.t.Errorf("%s.%s has no tag json", t, f.Name)

@@ -107,8 +107,11 @@ func (o *Outcome) drawHook(d *svg, path evaluator.Path, last bool) {
 		case path[0].Table.Kernel != nil && path[0].Table.Kernel.Other:
 			class = "other"
 		}
-		_, lines, _ := strings.Cut(path[:n].String(), "\n") // without the hook
-		d.box(class, strings.Split(strings.TrimRight(strings.ReplaceAll("\n"+lines, "\n  ", "\n")[1:], "\n"), "\n"))
+		var lines []string
+		for i := range path[:n] {
+			lines = append(lines, path[i].Lines()...)
+		}
+		d.box(class, lines)
 		path = path[n:]
 	}
 	inside := d.String()

@@ -89,7 +89,7 @@ func (t *tracing) compare(p *underway) (*tracedPacket, error) {
 		agrees := false
 		out.Agrees = &agrees
 		for _, o := range expected.Outcomes() {
-			out.Expected = append(out.Expected, head(&o))
+			out.Expected = append(out.Expected, o.Head(explainShown))
 		}
 	}
 	w.blame(o)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/nftproxy/nftproxy/evaluator"
 	"github.com/nftproxy/nftproxy/nft"
@@ -35,12 +34,13 @@ func (t *tracing) way(p *underway) *way {
 		if i == 0 || step.Destination.IsValid() {
 			clear(levels)
 		}
-		if s.Hook, s.Level = hook, levels[step.Chain]; step.Verdict.Chain != "" {
+		s.Hook, s.Level, s.Decision = hook, levels[step.Chain], step.Verdict
+		if step.Verdict.Chain != "" {
 			levels[step.Verdict.Chain] = s.Level + 1
 		}
 		switch {
 		case step.Handle == 0:
-			s.Verdict = "policy " + step.Verdict.String()
+			s.Kind, s.Verdict = evaluator.StepPolicy, "policy "+step.Verdict.String()
 		case step.Verdict.Kind != 0:
 			s.Verdict = step.Verdict.String()
 		}
@@ -110,10 +110,7 @@ func (w *way) is(fate *evaluator.Fate, p *underway) bool {
 // reported reports whether the kernel reports a step of the evaluator's: a rule of the
 // proxy's tables that matched, or a policy.
 func (w *way) reported(s *evaluator.Step) bool {
-	if s.Rule == nil {
-		return s.Chain != nil && s.Chain.Hook != "" && slices.Contains(w.own, s.Table)
-	}
-	return !strings.HasPrefix(s.Verdict, "no match") && slices.Contains(w.own, s.Table)
+	return (s.Kind == evaluator.StepRule || s.Kind == evaluator.StepPolicy) && slices.Contains(w.own, s.Table)
 }
 
 // merge puts the steps in tables of others into the path of the fate, which has the elements.
