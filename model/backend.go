@@ -5,8 +5,8 @@ import (
 	"maps"
 )
 
-// Backend reconciles a dataplane with the model. This module's own one writes nftables;
-// others may write eBPF maps, IPVS, or a load balancer's configuration.
+// Backend reconciles a dataplane with the model. This module has a Backend for nftables; others may write eBPF maps,
+// IPVS, or a load balancer's configuration.
 type Backend interface {
 	// Sync applies changes. The first call is Full. After an error, perhaps half way, the caller calls
 	// again with the same changes, merged with later ones. Calls never overlap.
@@ -27,7 +27,7 @@ type fullState struct {
 
 // Sync implements Backend.
 func (f *fullState) Sync(ctx context.Context, changes *Changes) error {
-	// The caller's map is not ours to keep: it merges into it after an error.
+	// Copied, because the caller merges into its map after an error.
 	own := *changes
 	if changes.Full {
 		own.Ports = maps.Clone(changes.Ports)

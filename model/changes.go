@@ -5,15 +5,15 @@ import (
 	"slices"
 )
 
-// Node is the node for which the model is, as far as backends need it.
+// Node is the part of the model's node that backends need.
 type Node struct {
 	// Name is the node's name in Kubernetes.
 	Name string
-	// IPs are the node's primary addresses, at most one a family, that of its primary family first.
+	// IPs are the node's primary addresses, at most one for each family, the primary family first.
 	IPs []netip.Addr
 	// PodCIDRs are the pod networks of this node (detect-local mode NodeCIDR).
 	PodCIDRs []netip.Prefix
-	// GoingAway says that the node is being deleted, or was: its Node object has a deletion timestamp, or the taint
+	// GoingAway says that the node's deletion has begun: its Node object has a deletion timestamp, or the taint
 	// ToBeDeletedByClusterAutoscaler, or is gone. Load balancers should send it no new connections (KEP-3836).
 	GoingAway bool
 }
@@ -27,23 +27,23 @@ func (n *Node) Equal(other *Node) bool {
 		slices.Equal(n.IPs, other.IPs) && slices.Equal(n.PodCIDRs, other.PodCIDRs)
 }
 
-// Changes holds what changed since the last Changes that a backend applied.
+// Changes holds the differences since the last Changes that a backend applied.
 type Changes struct {
-	// Full says that Ports has all ports that exist: every other one is gone.
+	// Full says that Ports has all existing ports, and all other ports are gone.
 	Full bool
 	// Ports holds the new value of each port that changed; nil means that the port is gone. The
 	// ServicePorts are shared: nobody may modify them.
 	Ports map[PortID]*ServicePort
 	// Node is the node when it changed or Full is set, else nil.
 	Node *Node
-	// ServiceCIDRs are all ranges of the cluster's ServiceCIDR objects, sorted. They have a meaning
-	// only if ServiceCIDRsChanged is set.
+	// ServiceCIDRs are all ranges of the cluster's ServiceCIDR objects, sorted. They are valid only if
+	// ServiceCIDRsChanged is set.
 	ServiceCIDRs []netip.Prefix
 	// ServiceCIDRsChanged says that ServiceCIDRs changed, or that Full is set.
 	ServiceCIDRsChanged bool
 }
 
-// PortsByID returns Changes.Ports for ports that are not gone.
+// PortsByID returns Changes.Ports for existing ports.
 func PortsByID(ports ...*ServicePort) map[PortID]*ServicePort {
 	byID := make(map[PortID]*ServicePort, len(ports))
 	for _, p := range ports {
@@ -57,9 +57,9 @@ func (c *Changes) Empty() bool {
 	return !c.Full && len(c.Ports) == 0 && c.Node == nil && !c.ServiceCIDRsChanged
 }
 
-// Merge adds the later changes next to c. Of two changes to one port, or to the node or the ranges, the
-// later counts. A loop calls it when a backend did not apply c, so that nothing is lost. It may modify
-// c.Ports, and c may share memory with next afterwards.
+// Merge adds the later changes next to c. A later change to the same port, to the node or to the ranges replaces the
+// earlier one. A loop merges when a backend did not apply c. It may modify c.Ports, and c may share memory with next
+// afterwards.
 func (c *Changes) Merge(next *Changes) {
 	if next.Full {
 		*c = *next

@@ -7,9 +7,9 @@ import (
 	"slices"
 )
 
-// DiffStore holds, by key, the wanted records of a dataplane (virtual servers, map entries, lines of a file) and those
-// that were last applied to it. It returns the difference. A backend may compute all its records anew with each
-// change, and still touch only those that differ:
+// DiffStore holds, by key, the wanted and the applied records of a dataplane (virtual servers, map entries, lines of a
+// file), and returns the differences. A backend may compute all its records anew with each change, and still touch only
+// the differences:
 //
 //	store := model.NewDiffStore[string, int]()
 //
@@ -21,34 +21,34 @@ import (
 //	for key, value := range store.Updated() { … } // in order of the keys
 //	store.Commit() // only if all of that succeeded; otherwise the same differences come again
 //
-// For dataplanes that take differences one by one, Apply does the last three steps, and keeps
-// those that failed as differences. A difference is between the last Commit and the wanted state,
-// however often the store was written in between.
+// For dataplanes that take differences one by one, Apply does the last three steps, and keeps failed records as
+// differences. A difference is between the last Commit and the wanted state, however often the store was written in
+// between.
 //
-// The store keeps the values that it gets. Nobody may modify afterwards what a value points to: such a change would be
-// in both states, and so in no difference. A DiffStore is not safe for concurrent use.
+// The store keeps its values. A later change to memory behind a value would be in both states, and so in no difference.
+// A DiffStore is not safe for concurrent use.
 type DiffStore[K comparable, V any] struct {
 	compare func(a, b K) int
 	equal   func(a, b V) bool
 	entries map[K]*diffEntry[V]
-	// changed holds the entries that differ. In a full state that has just been written it lacks deletions. Once empty it
-	// is replaced, because walking a map that was large takes as long as before.
+	// changed holds the entries that differ. In a full state that has just been written it lacks deletions. An emptied
+	// map is replaced, because a walk through a once large map stays slow.
 	changed map[K]*diffEntry[V]
-	// began says that Begin was called, and that deletions are not in changed yet.
+	// began says that a full state has begun: changed lacks deletions.
 	began bool
 }
 
 // diffEntry is the state of a key.
 type diffEntry[V any] struct {
-	// want has a meaning only if isWanted is set.
+	// want is valid only if isWanted is set.
 	want, applied V
 	isWanted      bool
-	// present says that the dataplane may have a value under the key, known that this value is applied.
+	// present says that the dataplane may have a value under the key. known says that the value is applied.
 	present, known bool
 }
 
 // NewDiffStore returns an empty DiffStore whose keys have their natural order and whose values are compared with ==.
-// Two pointers are then equal only if they point to the same variable. Use NewDiffStoreFunc to compare the variables.
+// Pointers are equal if they point to the same variable. NewDiffStoreFunc can compare the variables.
 func NewDiffStore[K cmp.Ordered, V comparable]() *DiffStore[K, V] {
 	return NewDiffStoreFunc(cmp.Compare[K], func(a, b V) bool { return a == b })
 }
@@ -59,8 +59,8 @@ func NewDiffStoreFunc[K comparable, V any](compare func(a, b K) int, equal func(
 	return &DiffStore[K, V]{compare: compare, equal: equal, entries: map[K]*diffEntry[V]{}, changed: map[K]*diffEntry[V]{}}
 }
 
-// Begin starts a full state: from now on only keys of later calls of Set are wanted. A full state that was only half
-// written can be begun again.
+// Begin starts a full state: from now on only keys of later calls of Set are wanted. Begin may be called again in the
+// middle of a full state.
 func (s *DiffStore[K, V]) Begin() {
 	for _, e := range s.entries {
 		e.isWanted = false
@@ -79,7 +79,7 @@ func (s *DiffStore[K, V]) Set(key K, value V) {
 	s.note(key, e)
 }
 
-// Delete says that the dataplane should have nothing under key.
+// Delete says that the dataplane should have no value under key.
 func (s *DiffStore[K, V]) Delete(key K) {
 	if e := s.entries[key]; e != nil {
 		e.isWanted = false
@@ -87,7 +87,7 @@ func (s *DiffStore[K, V]) Delete(key K) {
 	}
 }
 
-// Get returns the wanted value of key. After Begin, only keys that were Set since have one.
+// Get returns the wanted value of key. After Begin, only keys of later calls of Set have a wanted value.
 func (s *DiffStore[K, V]) Get(key K) (value V, ok bool) {
 	if e := s.entries[key]; e != nil && e.isWanted {
 		return e.want, true
@@ -106,14 +106,14 @@ func (s *DiffStore[K, V]) Updated() iter.Seq2[K, V] {
 	return s.differences(true, func(e *diffEntry[V]) V { return e.want })
 }
 
-// Deleted yields the keys that the dataplane has and should not have, ordered by key, with the value that was last
-// applied; the zero value if that was never known. Apply Deleted before Updated if a new record may need a resource of
-// an old one.
+// Deleted yields the keys that the dataplane has and should not have, ordered by key, with the last applied value; the
+// zero value if it was never known. Apply Deleted before Updated if a new record may need a resource of a deleted
+// record.
 func (s *DiffStore[K, V]) Deleted() iter.Seq2[K, V] {
 	return s.differences(false, func(e *diffEntry[V]) V { return e.applied })
 }
 
-// differences yields those of the changed entries that are wanted, or those that are not.
+// differences yields the changed entries that are wanted, or the changed entries that are not.
 func (s *DiffStore[K, V]) differences(wanted bool, value func(*diffEntry[V]) V) iter.Seq2[K, V] {
 	return func(yield func(K, V) bool) {
 		s.noteDeletions()
@@ -133,8 +133,8 @@ func (s *DiffStore[K, V]) differences(wanted bool, value func(*diffEntry[V]) V) 
 }
 
 // Apply applies the differences one by one: it calls remove for each of Deleted, then set for each of Updated, in
-// order. It commits those that succeed. One that fails does not stop the others. It may be half done, so it is a
-// difference again the next time, also if the value before is wanted by then. The error joins those of remove and set.
+// order. It commits each success. A failure does not stop the others. A failed record may be half done, so it stays a
+// difference, even if its previous value becomes wanted again. The error joins those of remove and set.
 func (s *DiffStore[K, V]) Apply(remove, set func(key K, value V) error) error {
 	var errs []error
 	try := func(apply func(K, V) error) func(K, V) bool {
@@ -194,7 +194,7 @@ func (s *DiffStore[K, V]) entry(key K) *diffEntry[V] {
 	return e
 }
 
-// note updates changed after a change to e. It deletes an entry that is neither wanted nor present.
+// note updates changed after a change to e, and deletes e if it is neither wanted nor present.
 func (s *DiffStore[K, V]) note(key K, e *diffEntry[V]) {
 	if !e.isWanted {
 		var none V
@@ -211,7 +211,7 @@ func (s *DiffStore[K, V]) note(key K, e *diffEntry[V]) {
 	}
 }
 
-// noteDeletions ends a full state: the keys that were not written since Begin are deletions.
+// noteDeletions ends a full state: keys without a call of Set since Begin become deletions.
 func (s *DiffStore[K, V]) noteDeletions() {
 	if !s.began {
 		return
@@ -233,8 +233,8 @@ func (s *DiffStore[K, V]) commit(key K, e *diffEntry[V]) {
 	e.applied, e.present, e.known = e.want, true, true
 }
 
-// PortStore is a DiffStore of Service ports. Updated and Deleted return the ports that differ from those of the
-// dataplane, also after a full state that repeats all ports, as after a reconnection.
+// PortStore is a DiffStore of Service ports. A full state that repeats all ports, such as after a reconnection, has
+// only real differences.
 type PortStore struct {
 	*DiffStore[PortID, *ServicePort]
 }
@@ -244,8 +244,8 @@ func NewPortStore() PortStore {
 	return PortStore{NewDiffStoreFunc(PortID.Compare, (*ServicePort).Equal)}
 }
 
-// Write writes the ports of changes: a full state if changes is Full, else an increment. It does
-// not look at the Node and the ServiceCIDRs.
+// Write writes the ports of changes: a full state if changes is Full, else an increment. It ignores the Node and the
+// ServiceCIDRs.
 func (s PortStore) Write(changes *Changes) {
 	if changes.Full {
 		s.Begin()

@@ -14,11 +14,11 @@ const (
 	IPv6 Family = 6
 )
 
-// Families lists both families, in the order in which everything here is printed.
+// Families lists both families, in printing order.
 var Families = [...]Family{IPv4, IPv6}
 
-// FamilyOf returns the family of addr. A 4-in-6 address counts as IPv6; Kubernetes
-// refuses those in Services, so a tracker never hands one out.
+// FamilyOf returns the family of addr. A 4-in-6 address counts as IPv6; Kubernetes refuses 4-in-6 addresses in
+// Services.
 func FamilyOf(addr netip.Addr) Family {
 	if addr.Is4() {
 		return IPv4
@@ -57,8 +57,8 @@ func (p Protocol) String() string {
 	return fmt.Sprintf("Protocol(%d)", uint8(p))
 }
 
-// ParseProtocol is the inverse of Protocol.String. The empty string is TCP, as it is in
-// a Service; anything else unknown is an error.
+// ParseProtocol is the inverse of Protocol.String. The empty string is TCP, as in a Service; any other text is an
+// error.
 func ParseProtocol(s string) (Protocol, error) {
 	switch s {
 	case "TCP", "":

@@ -10,23 +10,23 @@ import (
 
 // LoopOptions configures a Loop. The zero value syncs as soon as something changes.
 type LoopOptions struct {
-	// MinSyncPeriod is the least time from the start of one Sync to the start of the next. Changes that arrive
-	// while a Sync runs become one next Sync anyway.
+	// MinSyncPeriod is the least time from the start of one Sync to the start of the next. Changes during a Sync become
+	// one next Sync anyway.
 	MinSyncPeriod time.Duration
 	// Logger takes errors of the Backend. The zero value logs nothing.
 	Logger logr.Logger
-	// OnQueued, if set, is called when changes were found that need a Sync.
+	// OnQueued, if set, is called when there are changes to sync.
 	OnQueued func()
-	// OnSync, if set, is called after each Sync, but for one that ends unfinished with the context of Run.
+	// OnSync, if set, is called after each Sync, except one that the end of Run's context interrupts.
 	OnSync func(SyncResult)
 }
 
 // SyncResult is the result of one call of Backend.Sync.
 type SyncResult struct {
-	// Changes are those that Sync was called with. They may change after the hook returns.
+	// Changes are the argument of Sync. They may change after the hook returns.
 	Changes *Changes
-	// Triggers are the times of the events that led to Changes, as Feed.Take returns them, at most MaxTriggers.
-	// After an error they come again with the next Sync.
+	// Triggers are the times of the events that led to Changes, as Feed.Take returns them, at most MaxTriggers. After
+	// an error the next Sync has them again.
 	Triggers []time.Time
 	// Started is the time of the call of Sync.
 	Started time.Time
@@ -38,11 +38,11 @@ type SyncResult struct {
 	RetryIn time.Duration
 }
 
-// MaxTriggers is the number of trigger times that a Loop keeps until a Sync succeeds: the oldest ones.
+// MaxTriggers bounds the trigger times that a Loop keeps until a Sync succeeds: the oldest ones.
 const MaxTriggers = 10_000
 
-// maxPending limits the changed ports that are kept one by one while Syncs fail. If there are more, a full
-// state replaces them, because ports that came and went would be kept for ever.
+// maxPending bounds the changed ports that are kept one by one while Syncs fail. Beyond it a full state replaces them,
+// because ports that came and went would be kept for ever.
 const maxPending = 10_000
 
 // Feed is a source of changes: a tracker.Tracker, a tracker.View, or a nodelocal.Client.
@@ -77,9 +77,9 @@ func NewLoop(feed Feed, backend Backend, options LoopOptions) *Loop {
 	return &Loop{feed: feed, backend: backend, options: options}
 }
 
-// Run calls the Backend whenever something changed, until ctx ends; then it returns nil. It tries a Sync that fails
-// again after 100 ms, and after twice as long each time, up to 30 s. New changes are merged, and bring the next try
-// forward to a tenth of the wait, because they may mend the cause. Run must not be called twice.
+// Run calls the Backend after each change, until ctx ends; then it returns nil. It repeats a failed Sync after 100 ms,
+// then after twice as long each time, up to 30 s. New changes are merged, and bring the next try forward to a tenth of
+// the wait, because they may mend the cause. Run must not be called twice.
 func (l *Loop) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -128,7 +128,7 @@ func (l *Loop) sync(ctx context.Context) {
 	l.started = time.Now()
 	err := l.backend.Sync(ctx, l.pending)
 	if err != nil && ctx.Err() != nil {
-		return // it was told to stop: no failure, and nobody tries again
+		return // stopped: no failure, and no next try
 	}
 	result := SyncResult{
 		Changes:  l.pending,
@@ -171,7 +171,7 @@ func (b *nextTry) fail() {
 	b.until = b.failed.Add(b.wait)
 }
 
-// bringForward shortens the wait, but not so much that a busy cluster makes a hot loop of it.
+// bringForward shortens the wait, but prevents a hot loop in a busy cluster.
 func (b *nextTry) bringForward() {
 	if b.wait > 0 {
 		b.until = b.failed.Add(max(b.wait/10, minBackoff))

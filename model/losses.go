@@ -20,33 +20,33 @@ type Losses[K comparable] struct {
 	guard   *ListGuard
 	options LossesOptions[K]
 
-	// believed says that a list was believed. Before that nothing is in force, so nothing can be lost.
+	// believed says that a list was believed. Before the first one no object is in force, so none can be lost.
 	believed bool
-	// reason says why objects are held, or why no list is believed yet; empty if neither is so.
+	// reason says why objects are held, or why no list is believed yet; else it is empty.
 	reason string
 	// lacks is the part of the reason about the last list.
 	lacks string
-	// held has the objects that stay although the last list lacks them, and what they serve. byServed has their names by
-	// what they serve, and perhaps names of objects that are not held any more.
+	// held maps objects that the last list lacks, and that stay, to what they serve. byServed is the reverse, and may
+	// have names of objects that are no longer held.
 	held     map[K]string
 	byServed map[string][]K
-	// until is the end of the hold, at which timer fires; zero while it has none.
+	// until is the end of the hold, at which timer fires; zero while the hold has no end.
 	until time.Time
 	timer *time.Timer
 }
 
-// LossesOptions is what a source tells about one of its resources.
+// LossesOptions describes one resource of a source.
 type LossesOptions[K comparable] struct {
-	// Resource is such as "services".
+	// Resource is the name of the resource, such as "services".
 	Resource string
 	// Awaited says that the source publishes nothing before a list of the resource is believed (ListGuard.Before).
 	Awaited bool
-	// MayBeEmpty says that a list without any objects is possible, as for the Services of a service-proxy-name: their
-	// loss is held for Patience only, and a first list is believed.
+	// MayBeEmpty says that an empty list is plausible, as for the Services of a service-proxy-name: it is believed as a
+	// first list, and later after Patience.
 	MayBeEmpty bool
 	// Logger logs when objects begin and cease to be held.
 	Logger logr.Logger
-	// Lock guards the Losses, and what Drop and Believed change.
+	// Lock guards the Losses, and the state that Drop and Believed change.
 	Lock sync.Locker
 	// Drop deletes an object that a list lacks. It is called with Lock held.
 	Drop func(K)
@@ -54,7 +54,7 @@ type LossesOptions[K comparable] struct {
 	Believed func()
 }
 
-// NewLosses returns the decision about a resource. A nil guard is a new one.
+// NewLosses returns the Losses of a resource. Nil stands for a new guard.
 func NewLosses[K comparable](guard *ListGuard, options LossesOptions[K]) *Losses[K] {
 	l := &Losses[K]{guard: cmp.Or(guard, &ListGuard{}), options: options}
 	l.guard.add(l)
@@ -64,18 +64,18 @@ func NewLosses[K comparable](guard *ListGuard, options LossesOptions[K]) *Losses
 // Believed reports whether a list was believed.
 func (l *Losses[K]) Believed() bool { return l.believed }
 
-// Reason says why objects are held, or why no list is believed yet; empty if neither is so.
+// Reason says why objects are held, or why no list is believed yet; else it is empty.
 func (l *Losses[K]) Reason() string { return l.reason }
 
 // returned is the log line at the end of a hold that needed no patience.
 const returned = "The source has what a list lacked, or has replaced it"
 
-// minServed is the number from which the loss of most objects, and not only of all, is implausible.
+// minServed is the number of objects from which the loss of most of them is implausible.
 const minServed = 20
 
-// List decides about a list. had has the objects of the source before, also those that are held, and has those of the
-// list, each with what it serves. The source has published what is new. otherStorage says that default/kubernetes has
-// another UID than before.
+// List decides about a list, after the source has published its additions. had and has map objects to what they serve:
+// the objects of the source before, held objects included, and the objects of the list. otherStorage says that
+// default/kubernetes has another UID than before.
 func (l *Losses[K]) List(had, has map[K]string, otherStorage bool) {
 	before, now, lost := served(had), served(has), map[K]string{}
 	for key, serves := range had {
@@ -119,7 +119,7 @@ func (l *Losses[K]) first(now map[string]bool) {
 	l.release(returned)
 }
 
-// hold keeps what the last list lacks. some says that the list has objects other than those of default/kubernetes.
+// hold keeps the objects that the last list lacks. some says that the list has objects other than default/kubernetes.
 func (l *Losses[K]) hold(lost map[K]string, some bool) {
 	l.held, l.byServed = lost, map[string][]K{}
 	for key, serves := range lost {
@@ -131,7 +131,7 @@ func (l *Losses[K]) hold(lost map[K]string, some bool) {
 	l.limit(some)
 }
 
-// limit begins the time that is left if some is set and it has not begun, and says what is held.
+// limit starts Patience if some is set and Patience has not started, and reports the hold.
 func (l *Losses[K]) limit(some bool) {
 	patience := cmp.Or(l.guard.Patience, DefaultPatience)
 	if some && l.until.IsZero() {
@@ -145,7 +145,7 @@ func (l *Losses[K]) limit(some bool) {
 	}
 }
 
-// Set says that the source has published an object that a watch reported.
+// Set records an object that a watch reported and the source has published.
 func (l *Losses[K]) Set(key K, serves string) {
 	if l.reason == "" {
 		return
@@ -168,14 +168,14 @@ func (l *Losses[K]) Set(key K, serves string) {
 	}
 }
 
-// Delete says that the source has deleted an object because a watch said so.
+// Delete records an object that a watch reported as deleted and the source has deleted.
 func (l *Losses[K]) Delete(key K) {
 	if delete(l.held, key); l.believed && len(l.held) == 0 {
 		l.release(returned)
 	}
 }
 
-// Believe makes the last list count as it is.
+// Believe applies the last list as it is.
 func (l *Losses[K]) Believe() {
 	if l.reason == "" {
 		return
@@ -186,7 +186,7 @@ func (l *Losses[K]) Believe() {
 	l.release("Believing what a list lacks")
 }
 
-// believe is Believe for a caller without the lock. It reports whether something was held.
+// believe is Believe for a caller without the lock. It reports whether objects were held.
 func (l *Losses[K]) believe() bool {
 	l.options.Lock.Lock()
 	defer l.options.Lock.Unlock()
@@ -204,7 +204,7 @@ func (l *Losses[K]) expire() {
 	}
 }
 
-// release ends a hold, if there is one: nothing is held any more, and the last list was believed.
+// release ends a hold: no object is held, and the last list is believed.
 func (l *Losses[K]) release(how string) {
 	l.stop()
 	l.held, l.byServed = nil, nil
@@ -221,7 +221,7 @@ func (l *Losses[K]) release(how string) {
 	}
 }
 
-// stop takes the limit from a hold.
+// stop removes the end of a hold.
 func (l *Losses[K]) stop() {
 	l.until = time.Time{}
 	if l.timer != nil {
@@ -240,7 +240,7 @@ func (l *Losses[K]) tell(reason string) {
 	l.guard.tell(l.options.Resource, reason)
 }
 
-// served returns what some objects serve.
+// served returns the set of things that objects serve.
 func served[K comparable](objects map[K]string) map[string]bool {
 	all := map[string]bool{}
 	for _, serves := range objects {
@@ -251,7 +251,7 @@ func served[K comparable](objects map[K]string) map[string]bool {
 	return all
 }
 
-// others counts what is served besides Kubernetes.
+// others counts the served things other than Kubernetes.
 func others(served map[string]bool) int {
 	if served[Kubernetes] {
 		return len(served) - 1

@@ -18,7 +18,7 @@ type PortID struct {
 	Port string
 	// Protocol is TCP, UDP or SCTP. A port number may exist once for each.
 	Protocol Protocol
-	// Family is that of the ClusterIP. A dual-stack Service has a PortID for each family.
+	// Family is the family of the ClusterIP. A dual-stack Service has a PortID for each family.
 	Family Family
 }
 
@@ -67,8 +67,8 @@ func (p TrafficPolicy) String() string {
 	return "Cluster"
 }
 
-// ServiceType is the type of a Service (spec.type). The other fields of a ServicePort say what follows from it. The zero
-// value is an unknown type.
+// ServiceType is the type of a Service (spec.type), whose consequences are in the other fields of a ServicePort. The
+// zero value is an unknown type.
 type ServiceType uint8
 
 // The types of a Service that has a ClusterIP (core/v1 ServiceType).
@@ -113,23 +113,23 @@ type ServicePort struct {
 	NodePort uint16
 	// ExternalIPs is spec.externalIPs of the family.
 	ExternalIPs []netip.Addr
-	// LoadBalancerIPs is status.loadBalancer.ingress of the family, without those whose ipMode is Proxy (KEP-1860).
+	// LoadBalancerIPs is status.loadBalancer.ingress of the family, without addresses of ipMode Proxy (KEP-1860).
 	LoadBalancerIPs []netip.Addr
-	// LoadBalancerSourceRanges limits who may use LoadBalancerIPs, and nothing else. Nil means
-	// everybody. It is decided by family: a Service may limit one and leave the other open.
+	// LoadBalancerSourceRanges are the sources that may dial LoadBalancerIPs; nil means all. They count for each family
+	// separately: a Service may restrict IPv4 and leave IPv6 open.
 	LoadBalancerSourceRanges []netip.Prefix
 
 	// AffinityTimeout is the time for which a client stays with its endpoint after its last new
 	// connection (sessionAffinity ClientIP), in whole seconds; 0 means no affinity.
 	AffinityTimeout time.Duration
-	// InternalPolicy is the policy for ClusterIP, ExternalPolicy that for all other addresses.
+	// InternalPolicy is for the ClusterIP, ExternalPolicy for all other addresses.
 	InternalPolicy, ExternalPolicy TrafficPolicy
-	// DirectReturn says that ExternalIPs and LoadBalancerIPs should keep the client's address on its way to endpoints of
-	// other nodes (annotation nftproxy.io/direct-return). Cluster is then the same for all nodes: topology is not applied.
+	// DirectReturn says that ExternalIPs and LoadBalancerIPs should keep the client's address on its way to endpoints
+	// of other nodes (annotation nftproxy.io/direct-return). Cluster is then the same for all nodes, without topology.
 	DirectReturn bool
-	// Creation orders the Service ports that ask for direct return; nil for all others.
+	// Creation orders the Service ports with DirectReturn; nil for all others.
 	Creation *Creation
-	// HealthCheckNodePort is the port on which load balancers ask for local endpoints; 0 means none.
+	// HealthCheckNodePort is the port on which load balancers probe for local endpoints; 0 means none.
 	HealthCheckNodePort uint16
 
 	// Cluster holds the endpoints for policy Cluster: readiness, the fallback to terminating
@@ -141,34 +141,33 @@ type ServicePort struct {
 	// LocalTerminating says that Local is the fallback. The server on HealthCheckNodePort then counts
 	// no local endpoint, so that load balancers choose other nodes (KEP-1669).
 	LocalTerminating bool
-	// Serving holds every endpoint that serves, also those that the lists leave out because of
-	// topology or because they terminate: existing flows to them must not be cut. It is
-	// nil for protocols other than UDP, unless DirectReturn is set.
+	// Serving holds every endpoint that serves. Some are in no list, because of topology or because they terminate, but
+	// existing flows to them stay. It is nil for protocols other than UDP, unless DirectReturn is set.
 	Serving []netip.AddrPort
-	// NotServing holds the endpoints that EndpointSlices list while none serves: existing flows to them may
-	// stay until one serves. It is nil if Serving is not, and where Serving always is.
+	// NotServing holds the endpoints that EndpointSlices list while none serves: existing flows to them may stay until
+	// one serves. It is nil if Serving has endpoints, and where Serving is nil by definition.
 	NotServing []netip.AddrPort
 
-	// What follows does not matter to a backend that forwards packets, and to one that forwards requests. A client of a
-	// node-local server has it, and a tracker with the option Details; otherwise it is unset.
+	// The fields below are for backends that forward requests. A client of a node-local server sets them, and a tracker
+	// with the option Details.
 
-	// AppProtocol is the application protocol of the port, such as "http" or "kubernetes.io/h2c"; empty if the Service
-	// does not say (spec.ports[].appProtocol).
+	// AppProtocol is the application protocol of the port (spec.ports[].appProtocol), such as "http" or
+	// "kubernetes.io/h2c", or empty.
 	AppProtocol string
 	// ServiceType is the type of the Service (spec.type).
 	ServiceType ServiceType
-	// ServiceLabels and ServiceAnnotations are those of the Service. A client of a node-local server has the ones that it
-	// asked for by key. The maps are shared: nobody may modify them.
+	// ServiceLabels and ServiceAnnotations are labels and annotations of the Service. A client of a node-local server
+	// gets those whose keys it requests. The maps are shared and must not be modified.
 	ServiceLabels, ServiceAnnotations map[string]string
 }
 
-// Creation is the time at which a Service was created, and its UID, which nobody but the API server chooses.
+// Creation is the time at which a Service was created, and its UID, which the API server chooses.
 type Creation struct {
 	Time time.Time
 	UID  string
 }
 
-// Compare orders creations by time, then by UID. Nil is the first one.
+// Compare orders creations by time, then by UID. Nil comes first.
 func (c *Creation) Compare(other *Creation) int {
 	switch {
 	case c == nil && other == nil:
@@ -181,8 +180,8 @@ func (c *Creation) Compare(other *Creation) int {
 	return cmp.Or(c.Time.Compare(other.Time), cmp.Compare(c.UID, other.UID))
 }
 
-// KeepsFlow reports whether an existing UDP flow to an endpoint may stay: the endpoint
-// serves; or it is listed, and none serves.
+// KeepsFlow reports whether an existing UDP flow to an endpoint may stay: the endpoint serves, or it is listed while no
+// endpoint serves.
 func (p *ServicePort) KeepsFlow(endpoint netip.AddrPort) bool {
 	_, serves := slices.BinarySearchFunc(p.Serving, endpoint, netip.AddrPort.Compare)
 	_, listed := slices.BinarySearchFunc(p.NotServing, endpoint, netip.AddrPort.Compare)
@@ -190,7 +189,7 @@ func (p *ServicePort) KeepsFlow(endpoint netip.AddrPort) bool {
 }
 
 // Addresses counts the elements of all lists of p. An endpoint in two lists counts twice. Each 64 bytes of labels and
-// annotations count as one address. Whoever limits what other programs can make it keep counts with it.
+// annotations count as one address. Limits of the node-local API count addresses.
 func (p *ServicePort) Addresses() int {
 	return len(p.ExternalIPs) + len(p.LoadBalancerIPs) + len(p.LoadBalancerSourceRanges) +
 		len(p.Cluster) + len(p.Local) + len(p.Serving) + len(p.NotServing) +
@@ -210,7 +209,7 @@ func (p *ServicePort) Equal(other *ServicePort) bool {
 		maps.Equal(p.ServiceLabels, other.ServiceLabels) && maps.Equal(p.ServiceAnnotations, other.ServiceAnnotations)
 }
 
-// EqualFor is Equal for a backend that knows no labels and annotations but those with the keys.
+// EqualFor is Equal for a backend that uses only the labels and annotations with the keys.
 func (p *ServicePort) EqualFor(other *ServicePort, keys ServiceKeys) bool {
 	return p == other || p.equalWithoutKeys(other) &&
 		sameAt(keys.Labels, p.ServiceLabels, other.ServiceLabels) && sameAt(keys.Annotations, p.ServiceAnnotations, other.ServiceAnnotations)
@@ -228,8 +227,8 @@ func sameAt(keys []string, a, b map[string]string) bool {
 	return true
 }
 
-// equalWithoutKeys is Equal but for labels and annotations. It is spelled out, without reflection, because trackers and
-// backends call it for every port that an event touches. It is false if either is nil.
+// equalWithoutKeys is Equal without labels and annotations, and false if either is nil. It needs no reflection, because
+// trackers and backends call it for every port that an event touches.
 func (p *ServicePort) equalWithoutKeys(other *ServicePort) bool {
 	return p != nil && other != nil && p.ID == other.ID &&
 		p.ClusterIP == other.ClusterIP && p.Port == other.Port && p.NodePort == other.NodePort &&
@@ -245,19 +244,19 @@ func (p *ServicePort) equalWithoutKeys(other *ServicePort) bool {
 		p.AppProtocol == other.AppProtocol && p.ServiceType == other.ServiceType
 }
 
-// Endpoint is a backend to which a connection can be sent, such as a pod.
+// Endpoint is a possible destination of a connection, such as a pod.
 type Endpoint struct {
 	// AddrPort is the endpoint's address and target port.
 	AddrPort netip.AddrPort
-	// Local says that the endpoint is on this node, Remote that it is on another one. With
-	// neither set its slice names no node, and it may be on this one.
+	// Local says that the endpoint is on this node, Remote that it is on another node. Without either its slice names
+	// no node, and the endpoint may be on this node.
 	Local, Remote bool
-	// Info holds what forwarding packets does not need, like the last fields of ServicePort.
+	// Info is for backends that forward requests, like the last fields of ServicePort.
 	Info EndpointInfo
 }
 
-// EndpointInfo describes an endpoint. It takes as little memory as a pointer, and two with the same content are ==. The
-// zero value knows nothing.
+// EndpointInfo describes an endpoint, in the memory of a pointer. Values with equal content are ==. The zero value is
+// empty.
 type EndpointInfo struct{ handle unique.Handle[endpointTexts] }
 
 type endpointTexts struct{ hostname, zone string }
@@ -281,7 +280,7 @@ func (i EndpointInfo) texts() (texts endpointTexts) {
 // endpoints[].hostname).
 func (i EndpointInfo) Hostname() string { return i.texts().hostname }
 
-// Zone returns the zone that the endpoint is in, and "" if its slice does not say (EndpointSlice endpoints[].zone).
+// Zone returns the zone of the endpoint (EndpointSlice endpoints[].zone), or "".
 func (i EndpointInfo) Zone() string { return i.texts().zone }
 
 // Equal is ==, for programs that compare by reflection.

@@ -17,10 +17,10 @@ var (
 	errNoHost = errors.New("address that cannot be a Service's or an endpoint's")
 )
 
-// parseAddr parses an IP address of a Kubernetes object. It refuses leading zeros, because programs
-// disagree on whether they mean octal (CVE-2021-29923), and 4-in-6 addresses, because programs
-// disagree on their family. (KEP-4858 forbids both in new objects.) Like the API server, it refuses
-// addresses that cannot be a Service's or an endpoint's: a manifest has not passed that validation.
+// parseAddr parses an IP address of a Kubernetes object. It refuses leading zeros, because programs disagree on whether
+// they mean octal (CVE-2021-29923), and 4-in-6 addresses, because programs disagree on their family. (KEP-4858 forbids
+// both in new objects.) Like the API server, it refuses addresses that a Service or an endpoint cannot have: no server
+// has validated a manifest.
 func parseAddr(s string) (netip.Addr, error) {
 	addr, err := netip.ParseAddr(s)
 	switch {
@@ -51,9 +51,8 @@ func parsePrefix(s string) (netip.Prefix, error) {
 
 var errUnreadableGuard = errors.New("not served: loadBalancerSourceRanges holds a range that cannot be read, and none of this family")
 
-// parseSourceRanges sorts loadBalancerSourceRanges by family. As in kube-proxy, a family
-// without ranges is not guarded, nor is one with a range of length 0. The load balancer IPs
-// must be in bases already.
+// parseSourceRanges sorts loadBalancerSourceRanges by family. As in kube-proxy, a family without ranges, or with a
+// range of length 0, is not guarded. bases must have the load balancer IPs.
 func (s *service) parseSourceRanges(texts []string, bases *bothFamilies) {
 	if len(texts) == 0 {
 		return
@@ -84,8 +83,8 @@ func (s *service) parseSourceRanges(texts []string, bases *bothFamilies) {
 	}
 }
 
-// noteUnguarded counts the Services with a family that their source ranges do not guard. It logs each
-// once, and again when another family of it becomes open. Either Service may be nil.
+// noteUnguarded counts the Services with a family that their source ranges do not guard. It logs each Service once, and
+// again when another family becomes open. Either Service may be nil.
 func (t *Tracker) noteUnguarded(name objectName, old, now *service) {
 	var before, after []model.Family
 	if old != nil {

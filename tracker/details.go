@@ -18,14 +18,14 @@ const (
 	maxInfo        = 63
 	maxAppProtocol = 317
 	maxValue       = 4096
-	// maxValues bounds what is kept of one Service's labels, and as much of its annotations.
+	// maxValues bounds the kept labels, and the kept annotations, of one Service.
 	maxValues = 32 << 10
 )
 
-// sendable reports whether a text is short enough, and UTF-8: others cannot be sent over the node-local API.
+// sendable reports whether the node-local API can carry a text: it is short enough, and UTF-8.
 func sendable(text string, maxBytes int) bool { return len(text) <= maxBytes && utf8.ValidString(text) }
 
-// addDetails sets what all ports of a Service share and forwarding packets does not need.
+// addDetails sets the fields of Options.Details that all ports of a Service share.
 func addDetails(base *model.ServicePort, obj *corev1.Service) {
 	switch obj.Spec.Type {
 	case corev1.ServiceTypeNodePort:
@@ -38,7 +38,7 @@ func addDetails(base *model.ServicePort, obj *corev1.Service) {
 	base.ServiceLabels, base.ServiceAnnotations = keepValues(obj.Labels), keepValues(obj.Annotations)
 }
 
-// keepValues returns a copy of labels or annotations without those that Options.Details leaves out, nil if it is empty.
+// keepValues returns a copy of the labels or annotations that Options.Details keeps, nil if there are none.
 func keepValues(all map[string]string) map[string]string {
 	var kept map[string]string
 	size := 0
@@ -57,7 +57,7 @@ func keepValues(all map[string]string) map[string]string {
 	return kept
 }
 
-// infoOf returns host name and zone of an endpoint, without what no pod and no Node can have.
+// infoOf returns host name and zone of an endpoint, without values that no pod or Node can have.
 func infoOf(endpoint *discoveryv1.Endpoint) model.EndpointInfo {
 	text := func(p *string) string {
 		if text := ptr.Deref(p, ""); sendable(text, maxInfo) {

@@ -7,17 +7,17 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// candidate is an endpoint of one Service port, before it is decided which lists it is in.
+// candidate is an endpoint of one Service port, before the selection for the lists.
 type candidate struct {
 	model.Endpoint
 	*sliceEndpoint
 	*hint
-	// hintsThisNode says that one of the hint's nodes is this one.
+	// hintsThisNode says that this node is one of the hint's nodes.
 	hintsThisNode bool
 }
 
-// fill sets the endpoint lists of port from the slices of its Service, as the node sees them.
-// It returns scratch for the next call to use again.
+// fill sets the endpoint lists of port from the slices of its Service, as the node sees them. It returns scratch for
+// reuse by the next call.
 func fill(port *model.ServicePort, from []*endpointSlice, seenFrom place, scratch []candidate) []candidate {
 	candidates := withoutDuplicates(gather(scratch[:0], port.ID, from, seenFrom.node))
 	port.Cluster = clusterList(candidates, seenFrom.zone, port.DirectReturn)
@@ -34,8 +34,8 @@ func fill(port *model.ServicePort, from []*endpointSlice, seenFrom place, scratc
 	return candidates
 }
 
-// gather appends the endpoints of a port in the slices to into. A slice may give one port name
-// two numbers, and different slices may give it different ones (named target ports).
+// gather appends the endpoints of a port in the slices to into. A port name may have two numbers in one slice, and
+// other numbers in other slices (named target ports).
 func gather(into []candidate, id model.PortID, from []*endpointSlice, node string) []candidate {
 	for _, slice := range from {
 		if slice.family != id.Family {
@@ -74,10 +74,9 @@ func (s *endpointSlice) candidate(i int, port uint16, this nodeCode) candidate {
 	}
 }
 
-// withoutDuplicates sorts candidates by address and drops duplicates. Two slices may hold one address
-// and disagree: while an endpoint moves from one slice to another, or when a new pod gets
-// the address of one that still terminates, perhaps on another node. The one of highest rank wins, so
-// the result does not depend on the order of events.
+// withoutDuplicates sorts candidates by address and drops duplicates. Two slices may hold one address and disagree:
+// while an endpoint moves from one slice to another, or when a new pod gets the address of one that still terminates,
+// perhaps on another node. The candidate of highest rank wins, so the result does not depend on the order of events.
 func withoutDuplicates(candidates []candidate) []candidate {
 	if !slices.IsSortedFunc(candidates, compareCandidates) {
 		slices.SortStableFunc(candidates, compareCandidates)
@@ -85,7 +84,7 @@ func withoutDuplicates(candidates []candidate) []candidate {
 	return slices.CompactFunc(candidates, func(a, b candidate) bool { return a.AddrPort == b.AddrPort })
 }
 
-// compareCandidates orders by address, and among equal ones by rank, highest first.
+// compareCandidates orders by address, then by rank, highest first.
 func compareCandidates(a, b candidate) int {
 	if c := a.AddrPort.Compare(b.AddrPort); c != 0 {
 		return c
@@ -93,9 +92,9 @@ func compareCandidates(a, b candidate) int {
 	return b.rank() - a.rank()
 }
 
-// rank prefers an endpoint that does not terminate, then one that is ready, then one that serves, then one on this node.
-// Packets to the address reach the pod that has it now, which is the one that does not terminate, and that pod may not
-// be ready yet. kube-proxy prefers it too, and leaves the rest undefined.
+// rank prefers an endpoint that does not terminate, then one that is ready, then one that serves, then one on this
+// node. Packets to the address reach the pod that has it now: the pod that does not terminate, even if it is not ready
+// yet. kube-proxy prefers this pod too, and leaves the rest undefined.
 func (c candidate) rank() (rank int) {
 	for _, better := range [...]bool{!c.terminating, c.ready, c.serving, c.Local} {
 		rank *= 2
@@ -109,8 +108,8 @@ func (c candidate) rank() (rank int) {
 // terminatingButServing is the fallback when nothing is ready (KEP-1669).
 func (c candidate) terminatingButServing() bool { return c.serving && c.terminating }
 
-// clusterList returns the endpoints for policy Cluster: the ready ones that topology leaves, or with everywhere all
-// ready ones; or, if none is ready, those that still serve while they terminate.
+// clusterList returns the endpoints for policy Cluster: ready endpoints that topology selects, or with everywhere all
+// ready endpoints; or, if none is ready, endpoints that still serve while they terminate.
 func clusterList(candidates []candidate, zone string, everywhere bool) []model.Endpoint {
 	near := nearby(candidates, zone)
 	ready := pick(candidates, func(c candidate) bool { return c.ready && (everywhere || near(c)) }, endpoint)
@@ -156,10 +155,10 @@ func pick[T any](candidates []candidate, wanted func(candidate) bool, part func(
 	return list
 }
 
-// nearby returns a function that reports whether topology leaves a ready endpoint for this node: the
-// endpoints hinted for it (KEP-4444, trafficDistribution PreferSameNode), else those hinted for its
-// zone (KEP-2433), else all. Hints count only if every ready endpoint has one and at least one
-// matches. Otherwise a cluster in the middle of an update would lose endpoints.
+// nearby returns a function that reports whether topology selects a ready endpoint for this node: endpoints with a hint
+// for the node (KEP-4444, trafficDistribution PreferSameNode), else with a hint for its zone (KEP-2433), else all.
+// Hints count only if every ready endpoint has a hint and at least one matches. Otherwise a cluster in the middle of an
+// update would lose endpoints.
 func nearby(candidates []candidate, zone string) func(candidate) bool {
 	allNode, anyNode := true, false
 	allZone, anyZone := true, false

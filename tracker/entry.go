@@ -21,23 +21,23 @@ type entry struct {
 	prev, next *entry
 	// index is the entry's place in View.published.
 	index uint32
-	// shared is nil unless views of several nodes are possible.
+	// shared is nil without Options.EveryNode.
 	shared *shared
 }
 
-// shared holds the ports of a Service for all nodes that its endpoints do not name, neither as their node nor in a
-// hint. Topology may make them different by zone.
+// shared holds the ports of a Service for all nodes that no endpoint names, as its node or in a hint. Topology may
+// differ by zone.
 type shared struct {
 	revision uint64
 	byZone   map[string]*published
-	// before holds those of the previous revision, for zones that are not in byZone yet.
+	// before holds the ports of the previous revision, for zones that are not in byZone yet.
 	before map[string]*published
 }
 
-// empty reports whether nothing belongs to the name any more.
+// empty reports whether the entry has neither a Service nor a slice.
 func (e *entry) empty() bool { return e.service == nil && len(e.slices) == 0 }
 
-// published holds the ports of one Service as one node or several nodes see them, sorted by ID. It is never modified.
+// published holds the ports of one Service for one node or several nodes, sorted by ID. It is never modified.
 type published struct{ ports []*model.ServicePort }
 
 func (p *published) list() []*model.ServicePort {
@@ -47,12 +47,12 @@ func (p *published) list() []*model.ServicePort {
 	return p.ports
 }
 
-// names reports whether an endpoint of e is on the node, or meant for it.
+// names reports whether an endpoint of e is on the node, or has a hint for it.
 func (e *entry) names(node string) bool {
 	return slices.ContainsFunc(e.slices, func(s *endpointSlice) bool { return s.codeOf(node) != noNode })
 }
 
-// zoned reports whether endpoints are meant for zones.
+// zoned reports whether endpoints have hints for zones.
 func (e *entry) zoned() bool {
 	return slices.ContainsFunc(e.slices, func(s *endpointSlice) bool {
 		return slices.ContainsFunc(s.hints, func(h hint) bool { return len(h.zones) > 0 })
@@ -68,18 +68,19 @@ func findPort(ports []*model.ServicePort, id model.PortID) *model.ServicePort {
 	return ports[i]
 }
 
-// changeLog has all entries in the order in which they changed last. A view that has seen all changes up to a revision
-// finds the new ones from the end, and no queue has to be kept for a slow one.
+// changeLog has all entries, ordered by their last change. A view that has seen all changes up to a revision finds
+// newer changes from the end, so slow views need no queues.
 type changeLog struct {
 	// revision grows with each change.
 	revision uint64
-	// ends is the entry before the oldest and after the newest, so that each entry has two neighbours. It never changed.
+	// ends is the entry before the oldest and after the newest, so that each entry has two neighbours. Its revision is
+	// 0.
 	ends entry
 	// size is one more than the largest index. free holds the unused indexes below it.
 	size uint32
 	free []uint32
-	// gone holds the ports that Services lost, oldest first, up to Options.History of them, for views that resume. horizon
-	// is the revision of the last one that is no longer among them.
+	// gone holds the last Options.History ports that Services lost, oldest first, for views that resume. horizon is the
+	// revision of the latest forgotten port.
 	gone    []gonePort
 	horizon uint64
 }
@@ -121,13 +122,13 @@ func (l *changeLog) append(e *entry) {
 
 func (l *changeLog) unlink(e *entry) { e.prev.next, e.next.prev = e.next, e.prev }
 
-// goneSince returns the ports that Services lost after a revision, as far as they are remembered.
+// goneSince returns the ports in gone after a revision.
 func (l *changeLog) goneSince(revision uint64) []gonePort {
 	i, _ := slices.BinarySearchFunc(l.gone, revision+1, func(g gonePort, revision uint64) int { return cmp.Compare(g.revision, revision) })
 	return l.gone[i:]
 }
 
-// noteGone records the ports that a Service loses by the change to come.
+// noteGone records the ports that a Service loses by the next change.
 func (t *Tracker) noteGone(e *entry, now *service) {
 	l := &t.changes
 	if t.options.History == 0 || e.service == nil {
@@ -153,8 +154,8 @@ type trigger struct {
 
 // noteTrigger records the time of the event that led to the latest change of a Service's slices. The EndpointSlice
 // controller writes it into an annotation, for the network programming latency SLI. Events from before the start of
-// this process do not count, because they tell nothing about its latency. Of the times that views have not taken, the
-// oldest model.MaxTriggers stay: they tell the longest latency. Without a Service, e is nil.
+// this process say nothing about its latency, and do not count. The oldest model.MaxTriggers times that views have not
+// taken stay, because they show the longest latency. Without a Service, e is nil.
 func (t *Tracker) noteTrigger(e *entry, annotations map[string]string) {
 	text, ok := annotations[corev1.EndpointsLastChangeTriggerTime]
 	if !ok || e == nil {

@@ -9,18 +9,18 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// node holds the parts of a Node that count here.
+// node holds the parts of a Node that the Tracker uses.
 type node struct {
 	model.Node
 	zone  string
 	skips skipList
-	// changed is the revision of the last change that a backend or the choice of endpoints sees.
+	// changed is the revision of the last change that affects a backend or the selection of endpoints.
 	changed uint64
 	// deleted says that the Node was deleted while a view of it exists.
 	deleted bool
 }
 
-// ParseNode returns the Node as a backend gets it. It leaves out invalid parts.
+// ParseNode returns a backend's view of the Node, without invalid parts.
 func ParseNode(obj *corev1.Node) model.Node {
 	return parseNode(obj).Node
 }
@@ -36,7 +36,7 @@ func parseNode(obj *corev1.Node) *node {
 	return n
 }
 
-// goingAway reports whether a Node is about to be deleted (KEP-3836), perhaps by the cluster autoscaler.
+// goingAway reports whether the deletion of a Node has begun (KEP-3836), or the cluster autoscaler plans it.
 func goingAway(obj *corev1.Node) bool {
 	return !obj.DeletionTimestamp.IsZero() ||
 		slices.ContainsFunc(obj.Spec.Taints, func(t corev1.Taint) bool { return t.Key == "ToBeDeletedByClusterAutoscaler" })
@@ -64,13 +64,13 @@ func (n *node) parseIPs(addresses []corev1.NodeAddress) {
 	}
 }
 
-// serviceCIDR is the ranges of one ServiceCIDR object.
+// serviceCIDR holds the ranges of one ServiceCIDR object.
 type serviceCIDR struct {
 	ranges []netip.Prefix
 	skips  skipList
 }
 
-// parsePrefixes returns the valid texts as a sorted set, and adds the others to skips.
+// parsePrefixes returns the valid prefixes as a sorted set, and adds invalid ones to skips.
 func parsePrefixes(texts []string, field string, skips *skipList) []netip.Prefix {
 	var prefixes []netip.Prefix
 	for i, text := range texts {

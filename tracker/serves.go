@@ -10,14 +10,14 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// IsKubernetes reports whether an object has the name of the Service default/kubernetes. Its EndpointSlice has that name
+// IsKubernetes reports whether an object has the name of the Service default/kubernetes, which its EndpointSlice has
 // too.
 func IsKubernetes(obj metav1.Object) bool {
 	return obj.GetNamespace() == metav1.NamespaceDefault && obj.GetName() == "kubernetes"
 }
 
 // ServiceServes returns what a Service serves (model.Losses): its first ClusterIP. It is empty for a Service that needs
-// no proxy at all: one without ports or ClusterIP, a headless one, one of type ExternalName.
+// no proxy: without ports or ClusterIP, headless, or of type ExternalName.
 func ServiceServes(obj *corev1.Service) string {
 	ips := append([]string{obj.Spec.ClusterIP}, obj.Spec.ClusterIPs...)
 	ip := slices.IndexFunc(ips, isIP)

@@ -20,10 +20,10 @@ import (
 // Service (KEP-2447, Kubernetes' well-known labels).
 const LabelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 
-// service holds the parts of a Service that count here.
+// service holds the parts of a Service that the Tracker uses.
 type service struct {
-	// ports are the Service's ports in all its families without their endpoints, sorted
-	// by ID. There are none if the Service is not for this proxy.
+	// ports are the Service's ports in all its families without their endpoints, sorted by ID. A Service for another
+	// proxy has none.
 	ports []model.ServicePort
 	// unguarded holds the families of Options.OnUnguarded.
 	unguarded []model.Family
@@ -35,7 +35,7 @@ func (s *service) equal(other *service) bool {
 		slices.Equal(s.unguarded, other.unguarded) && slices.Equal(s.skips, other.skips)
 }
 
-// bothFamilies has a port with the fields that all ports of a Service share, for each family.
+// bothFamilies holds, for each family, the fields that all ports of a Service share.
 type bothFamilies struct{ v4, v6 model.ServicePort }
 
 func (b *bothFamilies) in(family model.Family) *model.ServicePort {
@@ -70,7 +70,7 @@ func parseService(obj *corev1.Service, options *Options) *service {
 	return s
 }
 
-// forThisProxy reports whether obj is a Service that needs a proxy, and this one.
+// forThisProxy reports whether obj is a Service for this proxy.
 func forThisProxy(obj *corev1.Service, proxyName string) bool {
 	name, labelled := obj.Labels[LabelServiceProxyName]
 	return name == proxyName && labelled == (proxyName != "") && needsProxy(&obj.Spec)
@@ -112,8 +112,8 @@ func (s *service) parsePolicies(obj *corev1.Service, options *Options) model.Ser
 	return base
 }
 
-// takesExternalTraffic reports whether externalTrafficPolicy has a meaning. For other Services the
-// API server clears it, but a manifest may still have it.
+// takesExternalTraffic reports whether externalTrafficPolicy applies. The API server clears it in other Services, but a
+// manifest may have it.
 func takesExternalTraffic(spec *corev1.ServiceSpec) bool {
 	return spec.Type == corev1.ServiceTypeNodePort ||
 		spec.Type == corev1.ServiceTypeLoadBalancer || len(spec.ExternalIPs) > 0
@@ -135,10 +135,10 @@ func (s *service) parseAffinity(spec *corev1.ServiceSpec) time.Duration {
 	return time.Duration(seconds) * time.Second
 }
 
-// AnnotationDirectReturn, with the value "true", asks for direct return (Options.DirectReturn).
+// AnnotationDirectReturn, with the value "true", requests direct return (Options.DirectReturn).
 const AnnotationDirectReturn = "nftproxy.io/direct-return"
 
-// parseDirectReturn reports whether a Service asks for direct return and can have it. Policy Local keeps the client's
+// parseDirectReturn reports whether a Service requests direct return and can have it. Policy Local keeps the client's
 // address already.
 func (s *service) parseDirectReturn(obj *corev1.Service, base *model.ServicePort) bool {
 	value, has := obj.Annotations[AnnotationDirectReturn]
@@ -157,8 +157,8 @@ func (s *service) parseDirectReturn(obj *corev1.Service, base *model.ServicePort
 	return false
 }
 
-// addPort appends a port once for each family in which the Service has a ClusterIP, unless it cannot be served. An
-// invalid node port is left out, and the port is served without it.
+// addPort appends a port once for each family in which the Service has a ClusterIP, unless it cannot be served. A port
+// with an invalid node port is appended without the node port.
 func (s *service) addPort(port *corev1.ServicePort, field string, bases *bothFamilies) {
 	protocol, err := model.ParseProtocol(string(port.Protocol))
 	if err != nil {
@@ -202,8 +202,8 @@ func (s *service) optionalPort(number int32, field string) uint16 {
 	return uint16(number)
 }
 
-// parseAddresses sorts a Service's addresses by family. The family comes from the
-// address itself; addresses in a family without a ClusterIP end up unused.
+// parseAddresses sorts a Service's addresses by family. The family comes from the address itself; addresses in a family
+// without a ClusterIP stay unused.
 func (s *service) parseAddresses(obj *corev1.Service, bases *bothFamilies) {
 	s.parseClusterIPs(&obj.Spec, bases)
 	for i, text := range obj.Spec.ExternalIPs {
@@ -229,8 +229,8 @@ func (s *service) parseAddresses(obj *corev1.Service, bases *bothFamilies) {
 	s.parseSourceRanges(obj.Spec.LoadBalancerSourceRanges, bases)
 }
 
-// parseClusterIPs takes the first ClusterIP of each family. clusterIPs is the whole list. clusterIP
-// repeats its first one, and stands alone only in manifests that a person wrote.
+// parseClusterIPs takes the first ClusterIP of each family. clusterIPs is the whole list. clusterIP repeats its first
+// element, and stands alone only in hand-written manifests.
 func (s *service) parseClusterIPs(spec *corev1.ServiceSpec, bases *bothFamilies) {
 	texts := spec.ClusterIPs
 	if len(texts) == 0 && spec.ClusterIP != "" {

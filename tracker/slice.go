@@ -16,7 +16,7 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// endpointSlice holds the parts of an EndpointSlice that count here.
+// endpointSlice holds the parts of an EndpointSlice that the Tracker uses.
 type endpointSlice struct {
 	name objectName
 	// serviceName is the Service that the slice belongs to, in its namespace; empty for none.
@@ -24,11 +24,11 @@ type endpointSlice struct {
 	family      model.Family
 	ports       []slicePort
 	endpoints   []sliceEndpoint
-	// nodes holds the nodes that endpoints name, sorted, if views of them are possible.
+	// nodes holds the nodes that endpoints name and that may have views, sorted.
 	nodes []string
 	// hints holds the different hints of the endpoints.
 	hints []hint
-	// infos has the info of each endpoint with Options.Details, and is nil without.
+	// infos has the info of each endpoint; nil without Options.Details.
 	infos []model.EndpointInfo
 	skips skipList
 }
@@ -43,7 +43,7 @@ type slicePort struct {
 	number   uint16
 }
 
-// hint names the zones (KEP-2433) and nodes (KEP-4444) that should use an endpoint. Either may be empty.
+// hint holds the zones (KEP-2433) and nodes (KEP-4444) that should use an endpoint. Either may be empty.
 type hint struct {
 	zones []string
 	nodes []nodeCode
@@ -54,7 +54,7 @@ type nodeCode = uint32
 
 const (
 	noNode        nodeCode = 0
-	unwatchedNode nodeCode = math.MaxUint32 // a node of which no view is possible
+	unwatchedNode nodeCode = math.MaxUint32 // a node without a possible view
 )
 
 // sliceEndpoint is one endpoint. A cluster may have hundreds of thousands, so it is
@@ -112,9 +112,9 @@ func (h hint) equal(other hint) bool {
 // compareSlices orders the slices of one Service by name.
 func compareSlices(a, b *endpointSlice) int { return cmp.Compare(a.name.name, b.name.name) }
 
-// parseSlice reads an EndpointSlice. It never fails: it leaves out invalid parts and lists them in
-// skips. A slice that no proxy uses (headless, FQDN, without a Service) has no service in the result.
-// nodes are the nodes that count; nil means all that the slice names.
+// parseSlice reads an EndpointSlice. It never fails: it leaves out invalid parts and lists them in skips. A slice that
+// no proxy uses (headless, FQDN, without a Service) has no service in the result. nodes are the nodes that may have
+// views; nil means all nodes in the slice.
 func parseSlice(obj *discoveryv1.EndpointSlice, nodes []string, details bool) *endpointSlice {
 	s := &endpointSlice{name: objectName{obj.Namespace, obj.Name}}
 	if _, headless := obj.Labels[corev1.IsHeadlessService]; headless || obj.Labels[discoveryv1.LabelServiceName] == "" {
@@ -207,10 +207,10 @@ func (s *endpointSlice) parseEndpoint(addr netip.Addr, endpoint *discoveryv1.End
 	return e
 }
 
-// parseNode returns the code for a node that an endpoint or a hint names.
+// parseNode returns the code of a node in an endpoint or a hint.
 func (s *endpointSlice) parseNode(name string) nodeCode { return cmp.Or(s.codeOf(name), unwatchedNode) }
 
-// nodesIn returns the names of all nodes that endpoints are on or meant for, sorted.
+// nodesIn returns the names of all nodes of endpoints and of hints, sorted.
 func nodesIn(endpoints []discoveryv1.Endpoint) []string {
 	seen := map[string]struct{}{}
 	for i := range endpoints {

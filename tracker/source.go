@@ -11,39 +11,35 @@ import (
 
 // Source delivers Kubernetes objects: from an API server, a directory of manifests, or a test.
 type Source interface {
-	// Run feeds sink until ctx ends and then returns nil. It returns an error only for faults that
-	// trying again cannot mend, such as a bad kubeconfig. It tries again after other faults and
-	// logs them through the logger in ctx (klog.FromContext).
+	// Run feeds sink until ctx ends and then returns nil. It returns an error only for permanent faults, such as a bad
+	// kubeconfig. It logs other faults through the logger in ctx (klog.FromContext), and tries again.
 	Run(ctx context.Context, sink Sink) error
 }
 
 // Sink receives the objects of a Source. All methods may be called from any goroutine, in any
 // order, and repeatedly with the same object. Objects must not be modified afterwards.
 type Sink interface {
-	// SetService adds a Service or replaces the one with its namespace and name.
+	// SetService adds a Service or replaces the Service of the same namespace and name.
 	SetService(*corev1.Service)
-	// DeleteService deletes a Service. If there is none, nothing happens.
+	// DeleteService deletes a Service, if it exists.
 	DeleteService(namespace, name string)
-	// SetEndpointSlice adds a slice or replaces the one with its namespace and name.
+	// SetEndpointSlice adds a slice or replaces the slice of the same namespace and name.
 	SetEndpointSlice(*discoveryv1.EndpointSlice)
-	// DeleteEndpointSlice deletes a slice. If there is none, nothing happens.
+	// DeleteEndpointSlice deletes a slice, if it exists.
 	DeleteEndpointSlice(namespace, name string)
-	// SetNode adds a Node or replaces the one with its name. A Sink for one node ignores all
-	// others.
+	// SetNode adds a Node or replaces the Node of the same name. A Sink for one node ignores all others.
 	SetNode(*corev1.Node)
-	// DeleteNode says that a Node was deleted. A Sink may keep its data, as a Tracker does.
+	// DeleteNode records the deletion of a Node. A Sink may keep its data, as a Tracker does.
 	DeleteNode(name string)
-	// SetServiceCIDR adds a ServiceCIDR or replaces the one with its name.
+	// SetServiceCIDR adds a ServiceCIDR or replaces the ServiceCIDR of the same name.
 	SetServiceCIDR(*networkingv1.ServiceCIDR)
-	// DeleteServiceCIDR deletes a ServiceCIDR. If there is none, nothing happens.
+	// DeleteServiceCIDR deletes a ServiceCIDR, if it exists.
 	DeleteServiceCIDR(name string)
-	// Waiting says what the Source still waits for before it calls Synced, and why: for example
-	// "endpointslices: forbidden", or "web.yaml: document 2 (line 9): no kind". The last call
-	// counts. After Synced, Waiting does nothing.
+	// Waiting names the resources that Synced still waits for, and why: for example "endpointslices: forbidden", or
+	// "web.yaml: document 2 (line 9): no kind". The last call counts. After Synced, Waiting does nothing.
 	Waiting(reason string)
-	// Synced says that every Service and EndpointSlice that exists has been set once. A Tracker
-	// publishes nothing before that: rules for half of the cluster would break working Services.
-	// The Node and ServiceCIDRs may come later.
+	// Synced says that every existing Service and EndpointSlice has been set once. A Tracker publishes nothing before
+	// that: rules for half of the cluster would break working Services. The Node and ServiceCIDRs may come later.
 	Synced()
 }
 
@@ -62,8 +58,8 @@ const (
 	ReasonMalformed = "malformed"
 	// ReasonInvalidIP is an IP address or CIDR that is unparsable or not canonical.
 	ReasonInvalidIP = "invalid_ip"
-	// ReasonUnreadableGuard is for the load balancer IPs of a family, if loadBalancerSourceRanges
-	// has an invalid range and no valid one of that family. Serving them would let everybody in.
+	// ReasonUnreadableGuard is for the load balancer IPs of a family, if loadBalancerSourceRanges has an invalid range
+	// and no valid range of the family. Serving them would admit all sources.
 	ReasonUnreadableGuard = "unreadable_guard"
 	// ReasonWrongFamily is an endpoint address of another family than its slice.
 	ReasonWrongFamily = "wrong_family"
@@ -80,8 +76,8 @@ const (
 // loggedSkips limits the skips of one object that are logged in full: a slice has up to 1000 endpoints.
 const loggedSkips = 5
 
-// skip is one part of an object that was left out. Skips are kept with the parsed
-// object, so that the same object set again is neither logged nor counted again.
+// skip is one omitted part of an object. Skips are kept with the parsed object, so that a repeated Set of the object
+// neither logs nor counts them again.
 type skip struct{ reason, field, value, detail string }
 
 // skipList collects the skips of one object.

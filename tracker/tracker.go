@@ -16,30 +16,29 @@ import (
 // Options configures a Tracker. The zero value is a default proxy on a nameless node, to
 // which no endpoint is local.
 type Options struct {
-	// NodeName is the name of the node that this proxy runs on. Endpoints with this name are
-	// local. Of all Nodes only this one is used, except with EveryNode.
+	// NodeName is the name of the node that this proxy runs on. Endpoints with this node name are local. Other Nodes
+	// are ignored, except with EveryNode.
 	NodeName string
-	// EveryNode makes the Tracker keep the data that any node needs: View may be called for any
-	// name, and all Nodes are used. With an empty NodeName, Changes, Take, Dirty and Resync then panic.
+	// EveryNode makes the Tracker serve all nodes: View may be called for any name, and all Nodes are used. With an
+	// empty NodeName, Changes, Take, Dirty and Resync then panic.
 	EveryNode bool
-	// History is the number of deleted Service ports that are remembered, so that a View can resume
-	// after a revision. With 0, a View that resumes starts with a Full change.
+	// History bounds the deleted Service ports that the Tracker remembers for views that resume. With 0, a View that
+	// resumes starts with a Full change.
 	History int
-	// ServiceProxyName makes the Tracker take exactly the Services whose label
-	// LabelServiceProxyName has this value. Empty means those without the label.
+	// ServiceProxyName makes the Tracker take exactly the Services whose label LabelServiceProxyName has this value.
+	// Empty selects Services without the label.
 	ServiceProxyName string
-	// Details makes the Tracker keep what forwarding packets does not need: of a ServicePort AppProtocol, ServiceType,
-	// ServiceLabels and ServiceAnnotations, of an Endpoint Info. Left out are the annotation
-	// kubectl.kubernetes.io/last-applied-configuration, values of more than 4,096 bytes, and what of one Service's
-	// labels, or annotations, exceeds 32 KiB, in the order of their keys.
+	// Details makes the Tracker set AppProtocol, ServiceType, ServiceLabels and ServiceAnnotations of a ServicePort,
+	// and Info of an Endpoint. It omits the annotation kubectl.kubernetes.io/last-applied-configuration, values of more
+	// than 4,096 bytes, and labels or annotations of one Service beyond 32 KiB, in the order of their keys.
 	Details bool
 	// ServiceKeys are the labels and annotations whose changes Changes and Take report, with Details. ServicePorts have
-	// all that are kept, but are up to date in these only. View.Select is the same for a View.
+	// all kept labels and annotations, but only these are up to date. View.Select is the same for a View.
 	ServiceKeys model.ServiceKeys
-	// IgnoreExternalIPs leaves out the externalIPs of all Services. Otherwise everybody who may
-	// create a Service can claim any address (CVE-2020-8554).
+	// IgnoreExternalIPs omits the externalIPs of all Services. Otherwise each author of a Service can claim any address
+	// (CVE-2020-8554).
 	IgnoreExternalIPs bool
-	// DirectReturn heeds the annotation AnnotationDirectReturn.
+	// DirectReturn enables the annotation AnnotationDirectReturn.
 	DirectReturn bool
 	// Logger takes warnings about skipped objects. The zero value logs nothing.
 	Logger klog.Logger
@@ -47,9 +46,9 @@ type Options struct {
 	// out, with a Kind and a Reason constant of this package, and not again for the same object. It
 	// runs on the goroutine of the Source and must not call the Tracker.
 	OnSkip func(kind, reason string)
-	// OnUnguarded, if set, is called for a Service with loadBalancerSourceRanges if everybody may
-	// dial its load balancer IPs of some families nevertheless: no range is of that family, or one
-	// has length 0. It is called again when another family becomes open. It runs like OnSkip.
+	// OnUnguarded, if set, is called for a Service with loadBalancerSourceRanges that leave a family of its load
+	// balancer IPs open to all sources: no range is of the family, or one has length 0. It is called again when another
+	// family becomes open. It runs like OnSkip.
 	OnUnguarded func(namespace, service string, families []model.Family)
 }
 
@@ -58,20 +57,20 @@ type objectName struct{ namespace, name string }
 
 func serviceOf(id model.PortID) objectName { return objectName{id.Namespace, id.Service} }
 
-// Tracker holds the state of the cluster as far as its views need it. It is a Sink. Its methods are safe
-// for concurrent use. It copies the parts of an object that it needs.
+// Tracker holds the part of the cluster's state that its views need. It is a Sink. Its methods are safe for concurrent
+// use. It copies the parts of an object that it needs.
 type Tracker struct {
 	options Options
 	started time.Time
-	// nodes are the names that count in slices; nil means all. Without a node name there are none.
+	// nodes are the node names to keep of slices: all if nil, none without a node name.
 	nodes []string
 	// own is the view of the node in options; nil if there is none.
 	own *View
 	// ready is closed by Synced.
 	ready chan struct{}
 
-	// mu guards everything below, and the views. It is held while changed Services are recomputed, so a
-	// Source waits for that; a Backend never does.
+	// mu guards everything below, and the views. It is held while changed Services are recomputed, so a Source waits
+	// for the computation; a Backend never does.
 	mu     sync.Mutex
 	synced bool
 	// waiting names the resources for which the Source still waits.
@@ -79,7 +78,7 @@ type Tracker struct {
 	entries map[objectName]*entry
 	slices  map[objectName]*endpointSlice
 	cidrs   map[string]*serviceCIDR
-	// known holds the Nodes by name. Those of views stay when they are deleted.
+	// known holds the Nodes by name. Deleted Nodes with a view stay.
 	known map[string]*node
 	// forgotten is the revision at which a Node last became unknown. It counts as a change of all unknown nodes.
 	forgotten uint64
@@ -94,11 +93,9 @@ type Tracker struct {
 
 // Counts counts the events of a Tracker, for metrics.
 type Counts struct {
-	// Services and EndpointSlices count how many times an object of the kind was set or
-	// deleted, whether that changed anything or not.
+	// Services and EndpointSlices count calls of Set and Delete for objects of the kind, also without effect.
 	Services, EndpointSlices uint64
-	// PendingServices and PendingEndpointSlices count how many of those changed something since
-	// the last Take of any view.
+	// PendingServices and PendingEndpointSlices count the effective ones since the last Take of any view.
 	PendingServices, PendingEndpointSlices int
 	// UnguardedServices counts the Services of Options.OnUnguarded.
 	UnguardedServices int
@@ -111,7 +108,7 @@ func (t *Tracker) Counts() Counts {
 	return t.counts
 }
 
-// New returns an empty Tracker. It publishes nothing before Synced was called.
+// New returns an empty Tracker. It publishes nothing before Synced.
 func New(options Options) *Tracker {
 	t := &Tracker{
 		options: options,
@@ -238,8 +235,8 @@ func (t *Tracker) SetNode(obj *corev1.Node) {
 	}
 }
 
-// DeleteNode implements Sink. The data of a node with a View stays: a Node object may be deleted
-// and registered anew, and the machine is still there. Until then it is going away.
+// DeleteNode implements Sink. The data of a node with a View stays, marked as going away: the machine still runs, and
+// may register its Node anew.
 func (t *Tracker) DeleteNode(name string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -315,8 +312,7 @@ func (t *Tracker) Waiting(reason string) {
 	}
 }
 
-// WaitingFor returns what the Source waits for before it calls Synced, as it last said by Waiting.
-// It is empty once Synced was called, and never before.
+// WaitingFor returns the last argument of Waiting. It is empty after Synced, and never before.
 func (t *Tracker) WaitingFor() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -359,8 +355,8 @@ func (t *Tracker) entry(name objectName) *entry {
 	return e
 }
 
-// link replaces the slice with the name of s, if there is one, in the Service that s belongs to; nil means that it is
-// gone. It returns the entry of the Service, nil for none.
+// link replaces the slice of the same name in the entry of the Service that s belongs to; nil deletes the slice. It
+// returns the entry, nil for none.
 func (t *Tracker) link(s, now *endpointSlice) *entry {
 	if s.serviceName == "" {
 		return nil
@@ -379,7 +375,7 @@ func (t *Tracker) link(s, now *endpointSlice) *entry {
 	return e
 }
 
-// markDirty notes that the ports of a Service may be different now.
+// markDirty records that the ports of a Service may have changed.
 func (t *Tracker) markDirty(name objectName, e *entry) {
 	t.changes.touch(e)
 	if e.empty() {
@@ -393,15 +389,14 @@ func (t *Tracker) markDirty(name objectName, e *entry) {
 	t.signal()
 }
 
-// Dirty returns a channel that receives after events for which Changes may have news (View.Dirty).
+// Dirty returns a channel that receives when Changes may have changes (View.Dirty).
 //
-// Dirty, Changes, Take and Resync are those of the view of Options.NodeName. They panic on a Tracker
-// without a node of its own: see Options.EveryNode.
+// Dirty, Changes, Take and Resync are the methods of the view of Options.NodeName. They panic on a Tracker without
+// NodeName.
 func (t *Tracker) Dirty() <-chan struct{} { return t.ownView().wake }
 
-// Changes returns the difference between now and the last call, or nil if there is none
-// or Synced was not called yet. The first result is Full. A change that was undone between two
-// calls does not show. The caller owns the Changes; the ServicePorts in it are shared
+// Changes returns the difference since the last call, or nil without any and before Synced. The first result is Full.
+// It omits changes that were undone between two calls. The caller owns the Changes; the ServicePorts in it are shared
 // and must not be modified.
 func (t *Tracker) Changes() *model.Changes {
 	changes, _ := t.Take()

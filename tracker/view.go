@@ -9,8 +9,8 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// View publishes the state of one node: each Take returns the changes since the previous one. Its
-// methods are safe for concurrent use.
+// View publishes the state of one node: each Take returns the changes since the previous Take. Its methods are safe for
+// concurrent use.
 type View struct {
 	tracker *Tracker
 	name    string
@@ -24,8 +24,8 @@ type View struct {
 	seen uint64
 	// node is the Node at the last Take; nil before the first.
 	node *node
-	// published holds the ports of each entry at the last Take, by the entry's index. removed holds those of entries that
-	// were removed since.
+	// published holds the ports of each entry at the last Take, by the entry's index. removed holds the ports of
+	// entries that were removed since.
 	published []*published
 	removed   map[objectName]*published
 	// ranges holds the published ServiceCIDRs.
@@ -42,13 +42,12 @@ func (t *Tracker) newView(node string) *View {
 	return v
 }
 
-// View returns a new view of a node. The caller must call Close. View panics for a node
-// that the Tracker does not serve.
+// View returns a new view of a node. The caller must call Close. View panics for a node that the Tracker does not serve
+// (Serves).
 //
-// With resume 0 the first changes are Full. Otherwise resume is a revision that TakeRevision of
-// another view of the same node returned, from this Tracker. The first changes are then increments
-// to the state at that revision, and may name ports that did not change; but Full if the Tracker does
-// not remember all deletions since ([Options.History]).
+// With resume 0 the first changes are Full. Otherwise resume is a revision that TakeRevision of another view of the
+// same node returned, from this Tracker. The first changes are then increments to the state at this revision, which may
+// repeat unchanged ports. They are Full if the Tracker has forgotten deletions since ([Options.History]).
 func (t *Tracker) View(node string, resume uint64) *View {
 	if !t.Serves(node) {
 		panic(fmt.Sprintf("tracker: View of node %q, and this Tracker is for node %q alone: set Options.EveryNode", node, t.options.NodeName))
@@ -67,14 +66,14 @@ func (t *Tracker) View(node string, resume uint64) *View {
 }
 
 // Select makes the view report changes of the labels and annotations with these keys, with [Options.Details]. It must
-// be called before the first Take. A view that resumes must select what the earlier one did.
+// be called before the first Take. A view that resumes must select the same keys as the earlier view.
 func (v *View) Select(keys model.ServiceKeys) {
 	v.tracker.mu.Lock()
 	defer v.tracker.mu.Unlock()
 	v.keys = keys
 }
 
-// NodeKnown reports whether the Tracker has, or had since this View exists, a Node object for it.
+// NodeKnown reports whether the Tracker has had a Node object of the view's node since the view began.
 func (v *View) NodeKnown() bool {
 	v.tracker.mu.Lock()
 	defer v.tracker.mu.Unlock()
@@ -95,8 +94,8 @@ func (v *View) Close() {
 	}
 }
 
-// Dirty returns a channel that receives after events for which Take may have news. Many events make
-// one receive. The channel is never closed, and may have one reader only.
+// Dirty returns a channel that receives when Take may have changes. Many events make one receive. The channel is never
+// closed, and may have one reader only.
 func (v *View) Dirty() <-chan struct{} { return v.wake }
 
 // Resync makes the next changes Full.
@@ -107,17 +106,17 @@ func (v *View) Resync() {
 	v.signal()
 }
 
-// Take returns the changes since the last call, nil for none, and the times of the events that led to them, oldest
-// first, as far as EndpointSlices tell (annotation endpoints.kubernetes.io/last-change-trigger-time). Times from before
-// the start of the Tracker, or of a View that starts with Full changes, are left out.
+// Take returns the changes since the last call, nil for none, and the times of the events behind them, oldest first,
+// from EndpointSlices (annotation endpoints.kubernetes.io/last-change-trigger-time). It omits times from before the
+// start of the Tracker, or of a View that starts with Full changes.
 func (v *View) Take() (*model.Changes, []time.Time) {
 	changes, triggers, _, _ := v.TakeRevision()
 	return changes, triggers
 }
 
-// TakeRevision is Take, and also returns the revision of the state after these changes, with which a
-// later View can resume. Before Synced was called, synced is false and there is nothing else:
-// Tracker.WaitingFor says why. A revision of 0 is that of a cluster without any object.
+// TakeRevision is Take, and also returns the revision after the changes, with which a later View can resume. Before
+// Synced, synced is false and all else is zero: Tracker.WaitingFor says why. A cluster without any object has revision
+// 0.
 func (v *View) TakeRevision() (changes *model.Changes, triggers []time.Time, revision uint64, synced bool) {
 	t := v.tracker
 	t.mu.Lock()
@@ -138,7 +137,7 @@ func (v *View) TakeRevision() (changes *model.Changes, triggers []time.Time, rev
 	v.takePorts(changes)
 	v.takeServiceCIDRs(changes)
 	v.full, v.seen, v.resumed = false, t.changes.revision, 0
-	if !t.options.EveryNode && len(t.views) == 1 { // nobody else takes them, or resumes and takes them again
+	if !t.options.EveryNode && len(t.views) == 1 { // no other view takes them
 		clear(t.triggers)
 		t.triggers = t.triggers[:0]
 	}
@@ -148,8 +147,8 @@ func (v *View) TakeRevision() (changes *model.Changes, triggers []time.Time, rev
 	return changes, triggers, v.seen, true
 }
 
-// Behind returns about how many Services the next Take has to look at, those that were deleted included. It is 0 before
-// Synced was called.
+// Behind returns about how many Services the next Take has to compute, deleted Services included. It is 0 before
+// Synced.
 func (v *View) Behind() int {
 	t := v.tracker
 	t.mu.Lock()
@@ -167,13 +166,13 @@ func (v *View) Behind() int {
 	return min(int(t.changes.revision-v.seen), all)
 }
 
-// startsFull reports whether the next changes are Full, also because the Tracker has forgotten deletions that the
-// client of a view that resumed does not know.
+// startsFull reports whether the next changes are Full, perhaps because a resumed view missed deletions that the
+// Tracker has forgotten.
 func (v *View) startsFull() bool {
 	return v.full || v.resumed > 0 && v.resumed < v.tracker.changes.horizon
 }
 
-// startsOver reports whether every Service must be decided anew, because the node is in another zone.
+// startsOver reports whether every Service must be recomputed, because the node is in another zone.
 func (v *View) startsOver() bool { return v.node == nil || v.node.zone != v.tracker.node(v.name).zone }
 
 // signal wakes the reader, once Synced was called.
@@ -205,7 +204,7 @@ func (v *View) resume(revision uint64) {
 	}
 }
 
-// place is a node, and the zone that it is in; either may be unknown, and empty.
+// place is a node and its zone; an unknown one is empty.
 type place struct{ node, zone string }
 
 // where returns the view's node and its zone.
@@ -222,7 +221,7 @@ func (v *View) slot(e *entry) **published {
 	return &v.published[e.index]
 }
 
-// remove keeps the published ports of an entry, whose index another one may get.
+// remove keeps the published ports of a removed entry, whose index another entry may get.
 func (v *View) remove(e *entry) {
 	if int(e.index) >= len(v.published) || v.published[e.index] == nil {
 		return
@@ -233,7 +232,7 @@ func (v *View) remove(e *entry) {
 	v.removed[serviceOf(v.published[e.index].ports[0].ID)], v.published[e.index] = v.published[e.index], nil
 }
 
-// takePorts puts the ports that are different into changes.
+// takePorts adds the changed ports to changes.
 func (v *View) takePorts(changes *model.Changes) {
 	t := v.tracker
 	for e := t.changes.ends.prev; e.changed > v.seen; e = e.prev {
@@ -272,8 +271,8 @@ func (v *View) publishes(id model.PortID) bool {
 	return e != nil && findPort((*v.slot(e)).list(), id) != nil
 }
 
-// recompute updates the ports of one Service and adds those that differ to changed. A port that is
-// equal to the old one keeps its old ServicePort.
+// recompute updates the ports of one Service and adds the differences to changed. An equal port keeps its old
+// ServicePort.
 func (v *View) recompute(e *entry, changed map[model.PortID]*model.ServicePort) {
 	kept := v.slot(e)
 	old := *kept
@@ -301,9 +300,8 @@ func (v *View) recompute(e *entry, changed map[model.PortID]*model.ServicePort) 
 	}
 }
 
-// publish returns the ports of a Service with their endpoints, as a node sees them, nil for none.
-// Ports that are equal to those in old, which may be nil, are the same objects. All nodes of a zone
-// that the endpoints do not name share them.
+// publish returns the ports of a Service with their endpoints for a node, nil for none. A port that equals its value in
+// old, which may be nil, is the same object. All nodes of a zone that no endpoint names share the ports.
 func (t *Tracker) publish(e *entry, from place, old *published) *published {
 	if own := t.own; own != nil && own.seen >= e.changed && int(e.index) < len(own.published) && from == own.where() {
 		return own.published[e.index]
@@ -334,7 +332,7 @@ func (t *Tracker) publish(e *entry, from place, old *published) *published {
 	return now
 }
 
-// join returns the ports of a Service as a node sees them, nil if there are none.
+// join returns the ports of a Service for a node, nil for none.
 func (t *Tracker) join(e *entry, from place, old *published) *published {
 	if e.service == nil || len(e.service.ports) == 0 {
 		return nil
@@ -371,7 +369,7 @@ func (v *View) takeServiceCIDRs(changes *model.Changes) {
 		return
 	}
 	ranges := t.serviceRanges()
-	// A view that resumed does not know what was handed out before they changed.
+	// A resumed view does not have the values that its client got.
 	unknown := v.resumed > 0 && t.cidrsChanged > v.resumed
 	if changes.Full || unknown || !slices.Equal(ranges, v.ranges) {
 		changes.ServiceCIDRs, changes.ServiceCIDRsChanged = ranges, true
