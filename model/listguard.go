@@ -38,7 +38,7 @@ type ListGuard struct {
 	OnHeld func(resource, reason string)
 
 	mu sync.Mutex
-	// lists holds the function that ends the hold of each resource.
+	// lists are the resources whose holds Believe ends.
 	lists []interface{ believe() bool }
 	// held has the reason for each resource with held objects.
 	held map[string]string

@@ -20,7 +20,7 @@ import (
 
 // Run follows the server at target, and calls backend with the changes of the node. When ctx ends, it returns nil. It
 // returns an error for an invalid target or invalid options, and the errors of [Client.Run]. After other faults of the
-// server, and after a Sync that fails, it tries again. target is unix:///PATH or tcp://HOST:PORT.
+// server, and after a failed Sync, it tries again. target is unix:///PATH or tcp://HOST:PORT.
 func Run(ctx context.Context, target string, backend model.Backend, options Options) error {
 	client, err := NewClient(target, options)
 	if err != nil {
@@ -58,16 +58,16 @@ func NewClient(target string, options Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer conn.Close() // it was for the error
+	defer conn.Close() // only the error is of interest
 	return &Client{options: options, target: target, state: newState(&options)}, nil
 }
 
 // Run follows the server until ctx ends, and then returns nil. It must not be called twice.
 //
-// While the client has no state yet, Run returns an error that wraps ErrRefused if the server answers that no later try
-// can succeed: INVALID_ARGUMENT, UNAUTHENTICATED, PERMISSION_DENIED or UNIMPLEMENTED; and one that wraps
-// ErrServiceProxyName if the server sends the Services of another proxy. A client that has a state keeps it: it logs
-// the error and tries again, because what changed at the server may change back.
+// While the client has no state, Run returns an error that wraps ErrRefused if the server answers INVALID_ARGUMENT,
+// UNAUTHENTICATED, PERMISSION_DENIED or UNIMPLEMENTED, because no later try can succeed; and an error that wraps
+// ErrServiceProxyName if the server sends the Services of another proxy. A client with a state keeps its state, logs
+// the error and tries again, because the server may change back.
 func (c *Client) Run(ctx context.Context) error {
 	defer c.setConnected(false)
 	waits := backoff.ExponentialBackOff{InitialInterval: 100 * time.Millisecond, Multiplier: 2, MaxInterval: 10 * time.Second}
@@ -80,7 +80,7 @@ func (c *Client) Run(ctx context.Context) error {
 			waits.Reset()
 		}
 		wait := waits.NextBackOff()
-		wait -= rand.N(wait / 3) // so that the clients of a server do not come back all at once
+		wait -= rand.N(wait / 3) // so that clients do not reconnect all at once
 		if err := c.ended(err, good && errors.Is(err, io.EOF), wait); err != nil {
 			return err
 		}
@@ -92,9 +92,8 @@ func (c *Client) Run(ctx context.Context) error {
 	}
 }
 
-// ended logs the end of a stream. It returns an error that no later try can mend, if the client
-// has no state. The server plans an end for the stream's age, so that clients spread over the
-// servers: the client counts as connected then.
+// ended logs the end of a stream. It returns a permanent error if the client has no state. After an end for the
+// stream's age, by which clients spread over the servers, the client counts as connected.
 func (c *Client) ended(err error, planned bool, wait time.Duration) error {
 	logger := c.options.Logger.WithValues("target", c.target, "node", c.options.Node, "reason", reason(err), "retryIn", wait)
 	if planned {
@@ -114,16 +113,16 @@ func (c *Client) ended(err error, planned bool, wait time.Duration) error {
 	return nil
 }
 
-// ErrRefused is returned, wrapped, if the server refuses the client for a reason that trying again cannot mend.
+// ErrRefused is returned, wrapped, if the server refuses the client for good.
 var ErrRefused = errors.New("the node-local server refuses this client")
 
 // ErrServiceProxyName is returned, wrapped, if the server has another service-proxy-name than Options.ServiceProxyName.
 var ErrServiceProxyName = errors.New("the node-local server serves another proxy")
 
-// errOtherName is an error about the names that differ.
+// errOtherName is an error with both names.
 type errOtherName struct{ error }
 
-// unmendable returns ErrRefused or ErrServiceProxyName for an error that trying again cannot mend, and nil for others.
+// unmendable returns ErrRefused or ErrServiceProxyName for a permanent error, else nil.
 func unmendable(err error) error {
 	if errors.As(err, new(errOtherName)) {
 		return ErrServiceProxyName
@@ -135,14 +134,14 @@ func unmendable(err error) error {
 	return nil
 }
 
-// follow reads one stream to its end. good says that it carried a batch, followed the
-// protocol to the end, and did not end early.
+// follow reads one stream to its end. good says that the stream had a batch, followed the protocol, and did not end
+// early.
 func (c *Client) follow(ctx context.Context) (good bool, err error) {
 	began := time.Now()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// A new connection each time: one that could not connect answers a call at once with its last error while
-	// it tries again, after a back-off of its own.
+	// A new connection each time: a failed connection has a back-off of its own, during which it answers calls with its
+	// last error.
 	conn, err := dial(c.target, &c.options)
 	if err != nil {
 		return false, err
@@ -168,14 +167,14 @@ func (c *Client) follow(ctx context.Context) (good bool, err error) {
 			good = true
 		}
 		if err != nil {
-			// Nothing of it was applied. A full state may be good.
+			// No part was applied. A full state may be good.
 			c.state.resetPosition()
 			return false, err
 		}
 	}
 }
 
-// apply applies a batch, unless it is for another proxy: its Services would replace all of this one's.
+// apply applies a batch, unless it is for another proxy: the batch would replace all Services of this one.
 func (c *Client) apply(changes *model.Changes, sync *nodelocalv1.Sync) error {
 	if name := sync.GetServiceProxyName(); name != c.options.ServiceProxyName {
 		return errOtherName{
@@ -201,7 +200,7 @@ func (c *Client) apply(changes *model.Changes, sync *nodelocalv1.Sync) error {
 	return nil
 }
 
-// setConnected calls OnConnected when that changes.
+// setConnected calls OnConnected with each change.
 func (c *Client) setConnected(yes bool) {
 	if c.isConnected != yes && c.options.OnConnected != nil {
 		c.options.OnConnected(yes)
@@ -233,14 +232,14 @@ func (c *Client) Resync() { c.state.resync() }
 // maxWarning bounds a logged warning, in bytes.
 const maxWarning = 1000
 
-// logOnce logs a message with a text, unless it has logged it before.
+// logOnce logs a message with a text once.
 func (c *Client) logOnce(message, key, text string) {
 	if c.logged.First(message + text) {
 		c.options.Logger.Info(message, "target", c.target, "node", c.options.Node, key, text)
 	}
 }
 
-// skip handles a port that is left out.
+// skip reports an omitted port.
 func (c *Client) skip(err error) {
 	if c.options.OnSkip != nil {
 		c.options.OnSkip(err)
@@ -248,7 +247,7 @@ func (c *Client) skip(err error) {
 	c.logOnce("Leaving out a port of the node-local server, this program is too old for it", "reason", err.Error())
 }
 
-// ignore logs the kinds of changes in an update that this program does not know.
+// ignore logs the unknown kinds of changes in an update.
 func (c *Client) ignore(update *nodelocalv1.Update) {
 	for rest := update.ProtoReflect().GetUnknown(); len(rest) > 0; {
 		number, _, length := protowire.ConsumeField(rest)

@@ -20,10 +20,10 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// Options configures a client. The zero value follows the node that has the host's name.
+// Options configures a client. The zero value follows the node with the host's name.
 type Options struct {
-	// Node is the name of the Node, an RFC 1123 subdomain of at most 253 bytes. Default: the host name in lower case, as
-	// the kubelet chooses it.
+	// Node is the name of the Node, an RFC 1123 subdomain of at most 253 bytes. Default: the host name in lower case,
+	// like the kubelet's.
 	Node string
 	// TLS returns the TLS configuration for a target tcp://, such as TLSFiles.Client. It is called for
 	// each connection; after an error the client tries again. It must be nil for unix://.
@@ -31,8 +31,7 @@ type Options struct {
 	// Logger receives faults of the connection. The zero value is slog.Default(). To log nothing, use
 	// logr.FromSlogHandler(slog.DiscardHandler).
 	Logger logr.Logger
-	// ServiceKeys selects the labels and annotations of Services that ServicePorts have: at most 16 of
-	// each, each a key that Kubernetes would accept.
+	// ServiceKeys selects labels and annotations of Services for ServicePorts: at most 16 valid keys of each.
 	ServiceKeys model.ServiceKeys
 	// OnConnected, if set, is called with true when the first batch of a stream has arrived, and with false when the
 	// stream has ended with an error. A stream that the server ends for its age changes nothing. It must not block.
@@ -40,41 +39,40 @@ type Options struct {
 	// Limits bounds a batch of the server, and the state that increments add up to. Zero fields are those of
 	// DefaultLimits.
 	Limits Limits
-	// OnSkip, if set, is called each time a port is left out because this version of the client does not know a value in
-	// it, with the reason (ErrUnknownValue). The client logs a reason once. It must not block.
+	// OnSkip, if set, is called for each port that the client omits because of an unknown value, with the reason
+	// (ErrUnknownValue). The client logs a reason once. OnSkip must not block.
 	OnSkip func(error)
-	// IgnoreExternalIPs leaves out the externalIPs of all Services, whatever the server sends (CVE-2020-8554).
+	// IgnoreExternalIPs omits the externalIPs of all Services, even if the server sends them (CVE-2020-8554).
 	IgnoreExternalIPs bool
-	// ServiceProxyName is the label service.kubernetes.io/service-proxy-name of the Services to serve; empty selects the
-	// Services without the label. A client applies nothing of a server for another value (ErrServiceProxyName). Servers
-	// older than the field Sync.service_proxy_name count as servers for the empty value.
+	// ServiceProxyName is the label service.kubernetes.io/service-proxy-name of the Services to serve; empty selects
+	// the Services without the label. A client applies nothing from a server for another value (ErrServiceProxyName).
+	// Servers older than the field Sync.service_proxy_name count as servers for the empty value.
 	ServiceProxyName string
-	// Guard decides about a full state of the server that lacks most of what serves; nil is a guard of its own. With a
-	// ServiceProxyName such a state may be empty: a cluster may have no Service with the label.
+	// Guard decides about implausible full states; nil stands for a new guard. With a ServiceProxyName a full state may
+	// be empty: a cluster may have no Service with the label.
 	Guard *model.ListGuard
-	// Loop configures the loop of Run. Its Logger is by default the one above.
+	// Loop configures the loop of Run. The default of its Logger is Logger.
 	Loop model.LoopOptions
 }
 
-// Limits bounds what a server can make a client keep. A zero field is that of DefaultLimits.
+// Limits bounds the state that a server can send. A zero field means the value in DefaultLimits.
 type Limits = protocol.Limits
 
-// DefaultLimits has room for twenty times the Services and the pods that Kubernetes is tested with (10,000 and
-// 150,000). A batch that uses all of it takes about half a gigabyte of memory.
+// DefaultLimits has room for twenty times the Services and pods of Kubernetes' scale tests (10,000 and 150,000). A
+// batch of this size takes about half a gigabyte of memory.
 var DefaultLimits = protocol.DefaultLimits
 
 var (
 	// ErrLimit is logged, wrapped, when a server sends more than Limits allows.
 	ErrLimit = protocol.ErrLimit
-	// ErrUnknownValue is given to Options.OnSkip, wrapped, for a port with a protocol, an IP family or a policy that
-	// this version of the API does not know.
+	// ErrUnknownValue is passed to Options.OnSkip, wrapped, for a port with an unknown protocol, IP family or policy.
 	ErrUnknownValue = protocol.ErrUnknownValue
 )
 
-// ErrTarget is returned, wrapped, for a target that cannot be one.
+// ErrTarget is returned, wrapped, for an invalid target.
 var ErrTarget = errors.New("not a target")
 
-// ErrNode is returned, wrapped, for a node name that Kubernetes would not accept.
+// ErrNode is returned, wrapped, for an invalid node name.
 var ErrNode = errors.New("not the name of a node")
 
 // nodeName matches an RFC 1123 subdomain of any length.
@@ -103,11 +101,11 @@ func dial(target string, options *Options) (*grpc.ClientConn, error) {
 	}
 	conn, err := grpc.NewClient(target,
 		grpc.WithTransportCredentials(transport),
-		// Pings find a server that is gone silently. A server refuses them more often than every 10 s.
+		// Pings find a server that is gone silently. A server accepts one every 10 s.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
 		grpc.WithUserAgent("nftproxy-nodelocal"),
-		// Of several addresses of a name any may be the first, so that clients spread,
-		// and none tries one bad server for ever.
+		// The addresses of a name are tried in random order, so that clients spread, and none tries one bad server for
+		// ever.
 		grpc.WithDefaultServiceConfig(`{"loadBalancingConfig":[{"pick_first":{"shuffleAddressList":true}}]}`),
 	)
 	if err != nil {

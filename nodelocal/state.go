@@ -13,24 +13,24 @@ import (
 	nodelocalv1 "github.com/nftproxy/nftproxy/nodelocal/v1"
 )
 
-// state is the last state of a server, with the changes that the backend does not have yet.
+// state is the last state of a server, with the changes for the backend.
 type state struct {
 	wake   chan struct{}
 	limits protocol.Limits
 
 	mu sync.Mutex
-	// all is the full state, with what losses hold; nil before the first batch.
+	// all is the full state, held ports included; nil before the first batch.
 	all *model.Changes
 	// size counts the ports and addresses of all.
 	size protocol.Limits
-	// losses decides about ports that a full state lacks. The backend gets nothing before one is believed.
+	// losses decides about ports that a full state lacks. The backend gets nothing before a full state is believed.
 	losses *model.Losses[model.PortID]
 	// seen is the position of the last batch.
 	seen *nodelocalv1.Position
 	// pending is the result of the next Take; nil for none. If full is set, the next Take returns all.
 	pending *model.Changes
 	full    bool
-	// triggers are the times of the events that led to pending, at most MaxTriggers.
+	// triggers are the times of the events behind pending, at most MaxTriggers.
 	triggers []time.Time
 }
 
@@ -49,7 +49,7 @@ func (s *state) position() *nodelocalv1.Position {
 	return s.seen
 }
 
-// empty reports whether no batch has arrived yet. A state that is not believed counts as one.
+// empty reports whether no batch has arrived yet. A full state that is not believed counts as a batch.
 func (s *state) empty() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -76,12 +76,12 @@ func (s *state) apply(batch *model.Changes, message *nodelocalv1.Sync) error {
 	}
 	if batch.Full {
 		s.losses.List(served(s.all.Ports), served(batch.Ports), false)
-		rest := *batch // what it lacks is gone, or held
+		rest := *batch // missing ports are deleted, or held
 		rest.Full, batch = false, &rest
 	}
 	added, size := s.difference(batch)
 	if s.limits.Check(size) != nil {
-		s.losses.Believe() // makes room for what the server has
+		s.losses.Believe() // makes room for the server's ports
 		added, size = s.difference(batch)
 	}
 	if err := s.limits.Check(size); err != nil {
@@ -97,7 +97,7 @@ func (s *state) apply(batch *model.Changes, message *nodelocalv1.Sync) error {
 	return nil
 }
 
-// follow tells losses what the server has set and deleted.
+// follow reports to losses what the server has set and deleted.
 func (s *state) follow(batch *model.Changes) {
 	if s.losses.Reason() == "" {
 		return
@@ -134,7 +134,7 @@ func (s *state) drop(id model.PortID) {
 	s.change(gone, added, size)
 }
 
-// change applies changes to all, of which added are news and after which it has a size.
+// change applies changes to all; added are its new ports, and size is the size afterwards.
 func (s *state) change(changes, added *model.Changes, size protocol.Limits) {
 	s.size = size
 	s.all.Merge(changes)
@@ -144,8 +144,8 @@ func (s *state) change(changes, added *model.Changes, size protocol.Limits) {
 	s.signal()
 }
 
-// setPosition keeps the position of a batch, unless its instance is longer than the API allows: servers would refuse
-// requests with it for their size.
+// setPosition keeps the position of a batch, unless its instance is longer than the API allows: servers would refuse a
+// request with it.
 func (s *state) setPosition(message *nodelocalv1.Sync) {
 	s.seen = message.GetPosition()
 	if len(s.seen.GetInstance()) > 64 {
@@ -153,8 +153,8 @@ func (s *state) setPosition(message *nodelocalv1.Sync) {
 	}
 }
 
-// difference returns the changes of batch that all does not have, and the size of the state after them. Ports in batch
-// that are equal to those in all become the same variable, the one that the backend has.
+// difference returns the changes of batch that all does not have, and the size of the state after them. A port in batch
+// that equals its value in all becomes the backend's variable.
 func (s *state) difference(batch *model.Changes) (added *model.Changes, size protocol.Limits) {
 	added = &model.Changes{Ports: map[model.PortID]*model.ServicePort{}}
 	size = s.size
@@ -185,8 +185,8 @@ func (s *state) difference(batch *model.Changes) (added *model.Changes, size pro
 	return added, size
 }
 
-// maxPending bounds the changed ports of a backend that does not take them, beyond the number of all ports. If
-// there are more, the full state replaces them.
+// maxPending bounds the pending ports of a slow backend, beyond the number of all ports. If there are more, the full
+// state replaces them.
 const maxPending = 10_000
 
 func (s *state) addPending(changes *model.Changes) {
@@ -200,7 +200,7 @@ func (s *state) addPending(changes *model.Changes) {
 	}
 }
 
-// take returns the pending changes, and the times of the events that led to them, oldest first.
+// take returns the pending changes, and the times of the events behind them, oldest first.
 func (s *state) take() (*model.Changes, []time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -37,7 +37,7 @@ func (f TLSFiles) load() (cert tls.Certificate, pool *x509.CertPool, err error) 
 	return cert, pool, nil
 }
 
-// Server returns the configuration of a server that demands a certificate of the CA from each client. It reads the
+// Server returns the configuration of a server that requires a certificate of the CA from each client. It reads the
 // files again for each connection, so they can be replaced.
 func (f TLSFiles) Server() (*tls.Config, error) {
 	if _, _, err := f.load(); err != nil {

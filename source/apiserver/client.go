@@ -13,7 +13,7 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 )
 
-// connect makes clients, and a dialer that knows all their connections.
+// connect makes clients, and a dialer that tracks all their connections.
 func connect(config Config) (Collections, *connrotation.Dialer, error) {
 	settings, err := RESTConfig(config)
 	if err != nil {
@@ -30,7 +30,7 @@ func connect(config Config) (Collections, *connrotation.Dialer, error) {
 	return collections, dialer, describe(config, err)
 }
 
-// RESTConfig returns the settings for other clients of the API server, such as one that posts events. Nothing is sent.
+// RESTConfig returns the settings for other clients of the API server, such as a poster of events. It does not connect.
 // Errors are those of New.
 func RESTConfig(config Config) (*rest.Config, error) {
 	config = config.withDefaults()
@@ -38,7 +38,7 @@ func RESTConfig(config Config) (*rest.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	// rest.RESTClientFor sends Go's own name otherwise, and an audit log would not tell which program asks.
+	// By default rest.RESTClientFor sends Go's own name, which identifies no program in an audit log.
 	settings.UserAgent = rest.DefaultKubernetesUserAgent()
 	settings.ContentType = config.ContentType
 	settings.AcceptContentTypes = config.AcceptContentTypes
@@ -65,31 +65,30 @@ func connectionSettings(config Config) (*rest.Config, error) {
 		if loaded, err = clientcmd.LoadFromFile(config.Kubeconfig); err != nil {
 			return nil, describe(config, err)
 		}
-		// Paths of certificates are relative to the kubeconfig, not to where the process was started.
+		// Paths of certificates are relative to the kubeconfig, not to the working directory.
 		if err := clientcmd.ResolveLocalPaths(loaded); err != nil {
 			return nil, describe(config, err)
 		}
 	}
 	if config.Master == "" {
-		// The loader below takes the absence of what the current context names for an empty file.
+		// The loader below takes a missing context, cluster or user for an empty file.
 		if err := clientcmd.ConfirmUsable(*loaded, ""); err != nil {
 			return nil, describe(config, err)
 		}
 	}
-	// Not the deferred loader that most programs use: given a kubeconfig without content, that one
-	// quietly takes the service account instead.
+	// The deferred loader of most programs would use the service account in place of an empty kubeconfig.
 	override := &clientcmd.ConfigOverrides{ClusterInfo: clientcmdapi.Cluster{Server: config.Master}}
 	settings, err := clientcmd.NewDefaultClientConfig(*loaded, override).ClientConfig()
 	return settings, describe(config, err)
 }
 
-// describe names the file that an error is about.
+// describe adds the file to an error.
 func describe(config Config, err error) error {
 	if err == nil {
 		return nil
 	}
 	if clientcmd.IsEmptyConfig(err) {
-		err = errors.New("it names no API server") // the original suggests a variable that nobody reads
+		err = errors.New("it names no API server") // the original suggests a variable without effect
 	}
 	if config.Kubeconfig == "" {
 		return fmt.Errorf("API server %s: %w", config.Master, err)

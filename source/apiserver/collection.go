@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Client returns a client for some kinds of one group and version. transport may be nil. A clientset of client-go knows
+// Client returns a client for some kinds of one group and version. transport may be nil. A clientset of client-go has
 // each kind of Kubernetes: it would add a third to a program, and minutes to the first build.
 func Client(settings *rest.Config, transport *http.Client, version schema.GroupVersion, kinds ...runtime.Object) (*rest.RESTClient, error) {
 	scheme := runtime.NewScheme()
@@ -40,7 +40,7 @@ type Collections struct {
 	Services, EndpointSlices, Nodes, ServiceCIDRs Collection
 }
 
-// NewCollections returns the collections of a server. transport may be nil. Nothing is sent.
+// NewCollections returns the collections of a server. transport may be nil. It does not connect.
 func NewCollections(settings *rest.Config, transport *http.Client) (c Collections, err error) {
 	for _, kind := range []struct {
 		to       *Collection

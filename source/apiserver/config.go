@@ -11,43 +11,40 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// Config says which API server to watch, how to talk to it, and on whose behalf. Except for
-// NodeName every field may be left empty.
+// Config selects the API server, the credentials and the objects. Every field but NodeName may be empty.
 type Config struct {
-	// Kubeconfig is the path of a kubeconfig file. With neither Kubeconfig nor Master, the
-	// service account of the pod that the process runs in is used.
+	// Kubeconfig is the path of a kubeconfig file. Without Kubeconfig and Master, the Source uses the service account
+	// of its pod.
 	Kubeconfig string
 	// Master overrides the server's address in the kubeconfig.
 	Master string
-	// ContentType is the encoding that requests are sent in and answers are asked for. Default
-	// application/vnd.kubernetes.protobuf, several times cheaper to decode than JSON.
+	// ContentType is the encoding of requests and answers. Default application/vnd.kubernetes.protobuf, several times
+	// cheaper to decode than JSON.
 	ContentType string
-	// AcceptContentTypes lists, in the form of an HTTP Accept header, the encodings that answers
-	// may have. Default: ContentType, then JSON.
+	// AcceptContentTypes lists the encodings of answers, as an HTTP Accept header. Default: ContentType, then JSON.
 	AcceptContentTypes string
-	// QPS and Burst limit the requests per second, on average and at once. Defaults 5 and 10, as in
-	// a KubeProxyConfiguration. A negative QPS means no limit.
+	// QPS and Burst bound the requests per second, on average and at once. Defaults 5 and 10, as in a
+	// KubeProxyConfiguration. A negative QPS means no limit.
 	QPS   float32
 	Burst int
-	// NodeName is the Node that the proxy runs on; no other Node is asked for.
+	// NodeName is the Node that the proxy runs on; the Source watches no other Node.
 	NodeName string
-	// EveryNode asks for all Nodes; NodeName is empty then.
+	// EveryNode makes the Source watch all Nodes; NodeName is then empty.
 	EveryNode bool
 	// Details passes on the annotations of Services (tracker.Options.Details).
 	Details bool
-	// ServiceProxyName is the value of the label service.kubernetes.io/service-proxy-name that
-	// makes a Service this proxy's own. Default: the Services without that label.
+	// ServiceProxyName selects the Services whose label service.kubernetes.io/service-proxy-name has this value.
+	// Default: the Services without the label.
 	ServiceProxyName string
-	// Guard decides about lists that lack most of what serves; nil is a guard of its own. With a ServiceProxyName a
-	// list may be empty.
+	// Guard decides about implausible lists; nil stands for a new guard. With a ServiceProxyName a list may be empty.
 	Guard *model.ListGuard
-	// OnFailing, if set, is told when a resource, named as in URLs ("services"), cannot be listed or
-	// watched, and when it can again. A resource that the server does not have does not fail.
-	// It may be called from several goroutines, and must not block.
+	// OnFailing, if set, is called with true when a resource, named as in URLs ("services"), cannot be listed or
+	// watched, and with false when it can again. A resource that the server does not have does not fail. It may be
+	// called from several goroutines, and must not block.
 	OnFailing func(resource string, failing bool)
 }
 
-// withDefaults returns the configuration with everything set that can be left empty.
+// withDefaults returns the configuration with all defaults.
 func (c Config) withDefaults() Config {
 	c.ContentType = cmp.Or(c.ContentType, runtime.ContentTypeProtobuf)
 	if c.AcceptContentTypes == "" {
@@ -60,7 +57,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// validate refuses names that the API server could only ever answer with an error.
+// validate refuses names that the API server always refuses.
 func (c Config) validate() error {
 	if c.NodeName == "" && !c.EveryNode {
 		return errors.New("no node name given")

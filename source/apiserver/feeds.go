@@ -32,13 +32,13 @@ type feed struct {
 	source  *cache.ListWatch
 	queue   cache.Queue
 	outage  *outage
-	// patience limits the time for which Synced waits for the resource; 0 does not.
+	// patience bounds the wait of Synced for the resource; 0 means no bound.
 	patience time.Duration
-	// giveUp ends the wait as well; nil does not.
+	// giveUp, if not nil, ends the wait too.
 	giveUp <-chan struct{}
 }
 
-// feeds returns the four resources that a proxy reads, those that Synced waits for first.
+// feeds returns the four resources that a proxy reads, the required ones first.
 func (s *Source) feeds(ctx context.Context, sink tracker.Sink) []*feed {
 	waits, logger := &waits{sink: sink, reasons: map[string]string{}}, klog.FromContext(ctx)
 	services := newFeed(s, s.outage("services", waits), logger, &corev1.Service{}, s.collections.Services,
@@ -55,7 +55,8 @@ func (s *Source) feeds(ctx context.Context, sink tracker.Sink) []*feed {
 	return []*feed{services, endpointSlices, nodes, cidrs}
 }
 
-// servesNothing makes each list of ServiceCIDRs count: without them packets to unassigned addresses are not dropped.
+// servesNothing makes each list of ServiceCIDRs plausible: without them the proxy drops no packets to unassigned
+// addresses.
 func servesNothing(*networkingv1.ServiceCIDR) string { return "" }
 
 // outage returns the outage of a resource. Synced waits for it unless waits is nil.
@@ -72,15 +73,15 @@ func (s *Source) outage(resource string, waits *waits) *outage {
 	return o
 }
 
-// waits tells the sink which resources Synced still waits for.
+// waits passes to the sink which resources Synced still waits for.
 type waits struct {
 	sink tracker.Sink
 	mu   sync.Mutex
-	// reasons says of each such resource why it is not listed.
+	// reasons says why each of these resources is not listed.
 	reasons map[string]string
 }
 
-// set records why a resource is not listed; an empty reason says that it is.
+// set records why a resource is not listed; an empty reason says that the resource is listed.
 func (w *waits) set(resource, reason string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -114,7 +115,7 @@ func newFeed[T object](
 	return &feed{example: example, source: listWatch(objects, narrow, outage), queue: queue, outage: outage}
 }
 
-// start lists and watches until ctx ends. There is no resync: a sink keeps what it was given.
+// start lists and watches until ctx ends. There is no resync: a sink keeps its objects.
 func (f *feed) start(ctx context.Context, running *sync.WaitGroup) {
 	controller := cache.New(&cache.Config{
 		Queue:         f.queue,
@@ -127,7 +128,7 @@ func (f *feed) start(ctx context.Context, running *sync.WaitGroup) {
 	running.Go(func() { controller.RunWithContext(ctx) })
 }
 
-// wait waits for the resource for as long as Synced may wait for it.
+// wait waits for the resource, within the bound of Synced.
 func (f *feed) wait(ctx context.Context) {
 	var timeout <-chan time.Time
 	if f.patience > 0 {

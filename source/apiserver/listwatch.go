@@ -39,7 +39,7 @@ func listWatch(objects Collection, narrow narrowing, outage *outage) *cache.List
 			case err != nil:
 				return nil, watchFailed(ctx, options, err, outage)
 			case streams(options):
-				outage.beginStream(ctx) // not before the server has agreed to it
+				outage.beginStream(ctx) // after the server has accepted the watch
 				return streamed(ctx, w, outage), nil
 			}
 			outage.over(ctx)
@@ -48,8 +48,8 @@ func listWatch(objects Collection, narrow narrowing, outage *outage) *cache.List
 	}
 }
 
-// request asks the server, after the pause that follows a refusal. The controller is kept meanwhile, not restarted, so
-// that it notices what was deleted when the resource is served again.
+// request sends a request, after the pause that follows a refusal. The controller is kept meanwhile, not restarted, so
+// that it finds deletions when the resource is served again.
 func request[T any](ctx context.Context, outage *outage, ask func() (T, error)) (answer T, err error) {
 	if err := outage.waitOut(ctx); err != nil {
 		return answer, err
@@ -70,8 +70,8 @@ func streams(options metav1.ListOptions) bool {
 	return options.SendInitialEvents != nil && *options.SendInitialEvents
 }
 
-// streamed passes on the events of a watch that begins with a list, and tells outage when the list is complete. The
-// reflector says nothing of a list that ends before.
+// streamed passes on the events of a watch that begins with a list, and reports the end of the list to outage. The
+// reflector does not report a list that breaks off.
 func streamed(ctx context.Context, w watch.Interface, outage *outage) watch.Interface {
 	return watch.Filter(w, func(e watch.Event) (watch.Event, bool) {
 		if e.Type == watch.Bookmark {
@@ -83,17 +83,16 @@ func streamed(ctx context.Context, w watch.Interface, outage *outage) watch.Inte
 	})
 }
 
-// watchFailed returns the error to give to the reflector, which treats some of them in ways that
-// do not suit a proxy.
+// watchFailed returns the error for the reflector, whose reaction to some errors does not suit a proxy.
 func watchFailed(ctx context.Context, options metav1.ListOptions, err error, outage *outage) error {
 	refused := utilnet.IsConnectionRefused(err) || apierrors.IsTooManyRequests(err)
 	switch {
 	case streams(options) && refused && !expired(err):
-		// The reflector would wait for up to a minute without listening to the context, and the process could not
-		// stop. Any other error makes it try a plain list, whose failure it waits out properly.
+		// The reflector would wait for up to a minute and ignore the context, and the process could not stop. After any
+		// other error it tries a plain list, and waits with the context.
 		return fmt.Errorf("streaming the initial list: %v", err)
 	case streams(options) && expired(err), refused:
-		outage.failed(ctx, err) // retried by the reflector without a word
+		outage.failed(ctx, err) // the reflector retries without a report
 	}
-	return err // all others the reflector reports to the watch error handler
+	return err // the reflector reports all others to the watch error handler
 }

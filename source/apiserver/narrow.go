@@ -7,13 +7,13 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 )
 
-// narrowing restricts what a list or watch asks for.
+// narrowing restricts the objects of a list or watch.
 type narrowing func(*metav1.ListOptions)
 
-// ownServices selects the Services that carry this proxy's name, or no proxy's name.
+// ownServices selects the Services with this proxy's name, or without a proxy's name.
 //
-// Headless ones are among them: the label for headless objects is not put on Services, and not
-// every server that is still in use can select by spec.clusterIP.
+// Headless Services are among them: Services do not have the label for headless objects, and older servers cannot
+// select by spec.clusterIP.
 func ownServices(proxyName string) narrowing {
 	selector := "!" + tracker.LabelServiceProxyName
 	if proxyName != "" {
@@ -22,11 +22,11 @@ func ownServices(proxyName string) narrowing {
 	return func(options *metav1.ListOptions) { options.LabelSelector = selector }
 }
 
-// routableSlices selects the EndpointSlices of Services that have an IP of their own.
+// routableSlices selects the EndpointSlices of Services with a ClusterIP.
 //
-// Slices are not selected by proxy name, as in kube-proxy since v1.36. A slice that somebody writes
-// by hand, or that is mirrored from Endpoints, has no copy of its Service's labels. And while a Service
-// moves from one proxy to another, its slices follow later.
+// As in kube-proxy since v1.36, it ignores the proxy's name. A slice that is written by hand, or mirrored from
+// Endpoints, has no copy of its Service's labels. And while a Service moves from one proxy to another, its slices
+// follow later.
 func routableSlices(options *metav1.ListOptions) {
 	options.LabelSelector = "!" + corev1.IsHeadlessService
 }
@@ -38,8 +38,8 @@ func (c Config) narrowNodes(options *metav1.ListOptions) {
 	}
 }
 
-// trim drops what no part of the proxy reads, so that a sink that keeps a piece of an object does not keep that too:
-// managed fields, and annotations but for those of readAnnotations. With details the annotations of a Service stay too.
+// trim drops managed fields, and annotations except readAnnotations, so that a sink that keeps a piece of an object
+// does not keep them too. With details the annotations of a Service stay too.
 func trim(obj metav1.Object, details bool) {
 	obj.SetManagedFields(nil)
 	if _, is := obj.(*corev1.Service); is && details {
@@ -57,5 +57,5 @@ func trim(obj metav1.Object, details bool) {
 	obj.SetAnnotations(kept)
 }
 
-// readAnnotations are the time at which endpoints changed, which latency metrics need, and what Services ask for.
+// readAnnotations are the time at which endpoints changed, for latency metrics, and requests of Services.
 var readAnnotations = [...]string{corev1.EndpointsLastChangeTriggerTime, tracker.AnnotationDirectReturn}

@@ -16,42 +16,42 @@ import (
 )
 
 const (
-	// reminder is the time between log lines that say that an outage goes on.
+	// reminder is the time between log lines about one outage.
 	reminder = 5 * time.Minute
-	// maxKinds limits the different errors of one outage that are logged as they come.
+	// maxKinds bounds the different errors of one outage that are logged.
 	maxKinds = 4
 )
 
-// outage follows whether one resource can be listed and watched. It logs the first error of each kind, a reminder now
-// and then, and the recovery. The repetitions in between are for debugging.
+// outage records whether one resource can be listed and watched. It logs the first error of each kind, reminders, and
+// the recovery; at the debug level also repetitions.
 type outage struct {
 	resource string
-	// waiting is told why the resource is not listed yet, and "" once it is; nil for a
-	// resource that the proxy can do without.
+	// waiting is called with the reason while the resource is not listed, and with "" when it is; nil for an optional
+	// resource.
 	waiting func(reason string)
-	// onFailing is told when the resource begins and ceases to fail.
+	// onFailing is called when the resource begins and ceases to fail.
 	onFailing func(failing bool)
-	// silence limits the time to the first answer; a longer one is a failure.
+	// silence bounds the time to the first answer; a longer time is a failure.
 	silence time.Duration
 	// noticed is closed by notice, at the first failure.
 	noticed chan struct{}
 	notice  func()
-	// pause is the least time between requests while the server does not have the resource (404) or does not allow it
-	// (403), for a resource that the proxy can do without. With 0, a refusal is a failure like others.
+	// pause is the least time between requests for an optional resource while the server does not have it (404) or does
+	// not allow it (403). With 0, a refusal is a failure like others.
 	pause time.Duration
 
 	// mu guards what follows, and keeps the calls of onFailing in order.
 	mu sync.Mutex
-	// answered says that the server has answered with what was asked for.
+	// answered says that the server has answered a request with objects.
 	answered bool
 	failing  bool
 	// expired says that the server no longer had the changes since the last watch, and has not answered since.
 	expired bool
-	// streaming says that a list began to be streamed, of which neither the end nor a failure is known.
+	// streaming says that a streamed list has begun, and has neither ended nor failed.
 	streaming bool
-	// refusal is the reason of the refusal that was logged last; empty while the resource is served.
+	// refusal is the reason of the last logged refusal; empty while the resource is served.
 	refusal metav1.StatusReason
-	// since is the time of the first of failures. kinds holds those that were logged, the last one at logged.
+	// since is the time of the first failure. kinds holds the logged errors; logged is the time of the last log line.
 	since, logged time.Time
 	failures      int
 	kinds         map[string]bool
@@ -62,11 +62,11 @@ func newOutage(resource string) *outage {
 	return &outage{resource: resource, onFailing: func(bool) {}, noticed: noticed, notice: sync.OnceFunc(func() { close(noticed) })}
 }
 
-// failed logs an error unless it is one of the ways in which a watch normally ends.
+// failed logs an error, unless a watch normally ends with it.
 func (o *outage) failed(ctx context.Context, err error) {
 	logger := klog.FromContext(ctx)
 	switch {
-	case ctx.Err() != nil: // we are stopping, and so does everything under way
+	case ctx.Err() != nil: // the source stops
 	case err == io.EOF:
 	case o.refuses(err): // logged by noteRefusal
 	case expired(err) && o.mayExpire():
@@ -80,8 +80,8 @@ func (o *outage) failed(ctx context.Context, err error) {
 // expired reports whether the server no longer has the changes since the last watch.
 func expired(err error) bool { return apierrors.IsResourceExpired(err) || apierrors.IsGone(err) }
 
-// mayExpire reports whether the server may say so: once, since the list that follows has
-// no version that could be too old.
+// mayExpire reports whether the server may answer that the version is too old: once, since the list that follows has no
+// version.
 func (o *outage) mayExpire() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -90,7 +90,7 @@ func (o *outage) mayExpire() bool {
 	return may
 }
 
-// beginStream notes that a list is streamed. If one was before, and ended without the bookmark, that is a failure.
+// beginStream records the begin of a streamed list. A previous stream without its final bookmark is a failure.
 func (o *outage) beginStream(ctx context.Context) {
 	o.mu.Lock()
 	incomplete := o.streaming
@@ -103,7 +103,7 @@ func (o *outage) beginStream(ctx context.Context) {
 	o.streaming = true
 }
 
-// count notes one more failure, and logs it if it is news.
+// count records one more failure, and logs it if its kind is new.
 func (o *outage) count(logger klog.Logger, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -112,7 +112,7 @@ func (o *outage) count(logger klog.Logger, err error) {
 		o.since, o.logged, o.kinds = now, now, map[string]bool{}
 	}
 	o.failures++
-	o.streaming = false // it is counted
+	o.streaming = false // counted here
 	o.setFailing(true)
 	if !o.answered && o.waiting != nil {
 		o.waiting(err.Error())
@@ -130,7 +130,7 @@ func (o *outage) count(logger klog.Logger, err error) {
 	}
 }
 
-// consequence says what the proxy does meanwhile.
+// consequence says what the proxy does during the outage.
 func (o *outage) consequence() string {
 	switch {
 	case o.answered:
@@ -141,7 +141,7 @@ func (o *outage) consequence() string {
 	return "Cannot list; going on without it and retrying"
 }
 
-// over notes that the server has answered.
+// over records an answer of the server.
 func (o *outage) over(ctx context.Context) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -162,7 +162,7 @@ func (o *outage) end(ctx context.Context, how string) {
 	}
 }
 
-// refuses reports whether an error is a refusal, which retrying soon cannot mend.
+// refuses reports whether an error is a refusal, which a quick retry cannot mend.
 func (o *outage) refuses(err error) bool {
 	return o.pause > 0 && (apierrors.IsNotFound(err) || apierrors.IsForbidden(err))
 }
@@ -183,8 +183,8 @@ func (o *outage) waitOut(ctx context.Context) error {
 	}
 }
 
-// noteRefusal logs a refusal when it begins, changes or ends. Other errors say nothing about it. A server that does not
-// have the resource is no failure.
+// noteRefusal logs a refusal when it begins, changes or ends. Other errors neither begin nor end a refusal. A server
+// that does not have the resource is no failure.
 func (o *outage) noteRefusal(ctx context.Context, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -208,11 +208,11 @@ func (o *outage) noteRefusal(ctx context.Context, err error) {
 	o.refusal, o.streaming = reason, false
 	o.notice()
 	o.setFailing(forbidden)
-	o.end(ctx, "Answered again, with a refusal") // an outage may have been during the refusal
+	o.end(ctx, "Answered again, with a refusal") // an outage may have begun during the refusal
 }
 
-// awaitAnswer starts a timer for one request. It notes a failure if the server neither answers nor fails for a while:
-// a request has no time limit, and client-go tries some again without a word.
+// awaitAnswer starts a timer for one request, and records a failure if the server neither answers nor fails in time: a
+// request has no time limit, and client-go repeats some requests silently.
 func (o *outage) awaitAnswer(ctx context.Context) *time.Timer {
 	return time.AfterFunc(o.silence, func() {
 		o.mu.Lock()
@@ -235,14 +235,14 @@ func (o *outage) setFailing(failing bool) {
 	}
 }
 
-// Parts of an error that differ each time: the options of a request, among them a random time limit, and the port at
-// this end of a connection.
+// Parts of an error that differ each time: the options of a request, with a random time limit, and the local port of a
+// connection.
 var (
 	requestOptions = regexp.MustCompile(`\?[^" ]*`)
 	ownAddress     = regexp.MustCompile(`(tcp[46]?) [^ ]+->`)
 )
 
-// tidy returns an error without what differs between two tries.
+// tidy returns an error without the parts that differ between tries.
 func tidy(err error) error {
 	text := requestOptions.ReplaceAllString(err.Error(), "")
 	return errors.New(ownAddress.ReplaceAllString(text, "$1 "))

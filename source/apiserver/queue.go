@@ -12,34 +12,34 @@ import (
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
-// directQueue stands where a controller of client-go has its queue and its store. It queues nothing and
-// stores names alone: each object goes to the sink at once, which copies what it needs. An informer
-// would keep every object a second time, and while it lists, a third time. From the names it knows what
-// was deleted when the history that a watch continues is lost.
+// directQueue takes the place of the queue and the store in a controller of client-go. It queues nothing and stores
+// names alone: it passes each object to the sink at once, which copies the parts that it needs. An informer would keep
+// every object a second time, and a third time during a list. The names show which objects were deleted when a watch's
+// history is lost.
 //
-// A list goes to the sink when it is complete: a stream can break, and the server that answers next may lag behind, so
-// parts of a list could take endpoints back in time. The first list goes to the sink object by object while it is
-// streamed, because a sink publishes nothing before its end.
+// The sink gets a list when it is complete: a stream can break, and the next server may lag behind, so parts of a list
+// could take endpoints back in time. It gets the first list object by object during the stream, because a sink
+// publishes nothing before the end.
 //
-// What a list lacks may be held (model.ListGuard).
+// Objects that a list lacks may be held (model.ListGuard).
 type directQueue[T metav1.Object] struct {
 	resource string
 	set      func(T)
 	remove   func(namespace, name string)
 	// serves says what an object serves (model.Losses).
 	serves func(T) string
-	// waiting, if set, is told why no list is believed yet, and "" when one is.
+	// waiting, if set, is called with the reason why no list is believed yet, and with "" when one is.
 	waiting func(reason string)
 	// details is Config.Details.
 	details bool
 
-	// mu guards what follows, and is held while the sink is told: losses may drop objects at any time.
+	// mu guards the fields below, and is held during calls of the sink: losses may drop objects at any time.
 	mu sync.Mutex
-	// losses decides which objects go that a list lacks.
+	// losses decides about objects that a list lacks.
 	losses *model.Losses[cache.ObjectName]
-	// known holds the objects that the sink has, and what they serve.
+	// known maps the objects of the sink to what they serve.
 	known map[cache.ObjectName]string
-	// uid is that of default/kubernetes; empty before it was seen.
+	// uid is the UID of default/kubernetes; empty before the first one.
 	uid types.UID
 
 	listed, closed chan struct{}
@@ -51,7 +51,7 @@ var (
 	_ cache.TransformingStore = (*directQueue[metav1.Object])(nil)
 )
 
-// newDirectQueue returns a queue. Of options it sets Lock, Drop and Believed.
+// newDirectQueue returns a queue. It sets Lock, Drop and Believed of options.
 func newDirectQueue[T metav1.Object](
 	guard *model.ListGuard, options model.LossesOptions[cache.ObjectName], set func(T), remove func(namespace, name string), serves func(T) string,
 ) *directQueue[T] {
@@ -96,8 +96,8 @@ func (q *directQueue[T]) Delete(obj any) error {
 	return err
 }
 
-// Replace implements cache.Queue. The list holds objects, or the keys of those that the function of Transformer
-// has published.
+// Replace implements cache.Queue. The list holds objects, or the keys of objects that Transformer's function has
+// published.
 func (q *directQueue[T]) Replace(list []any, _ string) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -108,7 +108,7 @@ func (q *directQueue[T]) Replace(list []any, _ string) error {
 			return err
 		}
 		has[name] = q.known[name]
-		list[i] = nil // the list is ours; let go of the object before the next is copied
+		list[i] = nil // frees the object before the next is copied
 	}
 	q.losses.List(had, has, uid != "" && q.uid != uid)
 	if !q.losses.Believed() {
@@ -117,14 +117,14 @@ func (q *directQueue[T]) Replace(list []any, _ string) error {
 	return nil
 }
 
-// believed says that everything is listed.
+// believed records that everything is listed.
 func (q *directQueue[T]) believed() {
 	q.waiting("")
 	close(q.listed)
 }
 
-// Transformer implements cache.TransformingStore. While a list is streamed, the reflector collects what this
-// function returns: of the first list keys, because the function has published the objects; later trimmed objects.
+// Transformer implements cache.TransformingStore. During a streamed list the reflector collects the results of this
+// function: keys for the first list, because the function has published the objects; later trimmed objects.
 func (q *directQueue[T]) Transformer() cache.TransformFunc {
 	return func(obj any) (any, error) {
 		q.mu.Lock()
@@ -164,7 +164,7 @@ func (q *directQueue[T]) drop(name cache.ObjectName) {
 	}
 }
 
-// Resync implements cache.Queue. A sink keeps what it was given.
+// Resync implements cache.Queue. A sink keeps its objects.
 func (q *directQueue[T]) Resync() error { return nil }
 
 // Pop implements cache.Queue. There is never anything to pop.
@@ -185,10 +185,10 @@ func (q *directQueue[T]) HasSyncedChecker() cache.DoneChecker { return q }
 // Name implements cache.DoneChecker.
 func (q *directQueue[T]) Name() string { return q.resource }
 
-// Done implements cache.DoneChecker: everything that existed has been published.
+// Done implements cache.DoneChecker: all existing objects have been published.
 func (q *directQueue[T]) Done() <-chan struct{} { return q.listed }
 
-// byName adapts the deletion of an object that has no namespace.
+// byName adapts the deletion of an object without a namespace.
 func byName(remove func(name string)) func(namespace, name string) {
 	return func(_, name string) { remove(name) }
 }

@@ -20,30 +20,30 @@ type Source struct {
 
 // timing says how long to wait for each resource.
 type timing struct {
-	// node and cidrs limit the time for which Synced waits for what the proxy can begin without, once it
-	// has what it cannot. Later objects are published later.
+	// node and cidrs bound the wait of Synced for the optional resources, after the required ones. Later objects are
+	// published later.
 	node, cidrs time.Duration
-	// silence is the time without an answer after which the log says that it is missing.
+	// silence is the time without an answer after which the log says so.
 	silence time.Duration
 	// refusal is the least time between requests for a resource that the server refused; the most is twice that.
 	refusal time.Duration
 }
 
 var defaultTiming = timing{
-	// Spares a start that endpoints are chosen twice, without and with the Node's zone.
+	// Otherwise a start would select endpoints twice, without and with the Node's zone.
 	node: 10 * time.Second,
-	// Spares a start that the rules for ServiceCIDRs go and come back.
+	// Otherwise a start would delete the rules for ServiceCIDRs and add them again.
 	cidrs:   500 * time.Millisecond,
 	silence: 10 * time.Second,
-	// Servers gain resources by being upgraded and permissions by being granted, so a resource is
-	// asked for again, but rarely: every node of a cluster does.
+	// Servers gain resources by upgrades and permissions by grants, so the source requests a refused resource again,
+	// but rarely: every node of a cluster does.
 	refusal: 10 * time.Minute,
 }
 
 var _ tracker.Source = (*Source)(nil)
 
-// New returns a Source. It does not connect yet, so it succeeds while the API server is away. Errors are about config
-// and about the kubeconfig, whose path they name.
+// New returns a Source. It does not connect yet, so it succeeds while the API server is away. Errors are about config,
+// or name the path of a wrong kubeconfig.
 func New(config Config) (*Source, error) {
 	config = config.withDefaults()
 	if err := config.validate(); err != nil {
@@ -56,14 +56,14 @@ func New(config Config) (*Source, error) {
 	return &Source{config: config, collections: collections, connections: connections, timing: defaultTiming}, nil
 }
 
-// Run watches until ctx ends, and then returns nil once nothing of it runs any more.
+// Run watches until ctx ends, and returns nil when all its goroutines have ended.
 //
-// Sink.Synced is called after Services and EndpointSlices have been listed, believed (Config.Guard)
-// and published, however long that takes. The list of this node's Node may take 10 s more, that of ServiceCIDRs half a second
-// and nothing once it has failed.
+// It calls Sink.Synced after Services and EndpointSlices have been listed, believed (Config.Guard) and published,
+// without a bound. Then it waits for this node's Node for up to 10 s, and for ServiceCIDRs for up to half a second or
+// their first failure.
 func (s *Source) Run(ctx context.Context, sink tracker.Sink) error {
 	ctx, cancel := context.WithCancel(ctx)
-	// Closing idle connections would not do: one whose watch was ended just now does not count as idle yet.
+	// Closing idle connections would not do: a connection whose watch has just ended does not count as idle yet.
 	defer s.connections.CloseAll()
 	var controllers sync.WaitGroup
 	defer controllers.Wait()
