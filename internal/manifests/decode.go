@@ -17,14 +17,14 @@ import (
 
 // document is one YAML or JSON document of a file.
 type document struct {
-	// number is the document's number in its file, line that of its first line. Both count from 1.
+	// number is the document's number in its file, line the number of its first line. Both count from 1.
 	number, line int
 	text         []byte
 }
 
 // documents splits a file at lines that begin with "---", which YAML forbids inside any document, even in a block of
-// text. The text behind the dashes belongs to the document ("--- {a: 1}"), which is why this is not apimachinery's
-// reader: that one would lose such a document silently. Documents without content are left out, but counted.
+// text. The text behind the dashes belongs to the document ("--- {a: 1}"); apimachinery's reader would lose this
+// document silently. Documents without content are omitted, but counted.
 func documents(file []byte) (docs []document) {
 	file = bytes.TrimPrefix(file, []byte("\ufeff"))
 	doc := document{number: 1, line: 1}
@@ -61,7 +61,7 @@ func hasContent(text []byte) bool {
 	return false
 }
 
-// header tells a document's kind.
+// header has a document's kind.
 type header struct {
 	APIVersion string            `json:"apiVersion"`
 	Kind       string            `json:"kind"`
@@ -75,12 +75,13 @@ type header struct {
 // decoded is the content of a document or a file.
 type decoded struct {
 	objects []object
-	// ignored holds the kinds of the objects that do not count here.
+	// ignored holds the ignored kinds.
 	ignored []groupKind
 }
 
-// decodeFile decodes all documents of a file, on all processors since decoding is the whole cost of a large directory.
-// The errors say for example `web.yaml: document 2 (line 14): Service default/web: unknown field "spec.prots"`.
+// decodeFile decodes all documents of a file, on all processors, because decoding is the whole cost of a large
+// directory. An example of its errors: `web.yaml: document 2 (line 14): Service default/web: unknown field
+// "spec.prots"`.
 func decodeFile(name string, text []byte) (all decoded, errs []error) {
 	docs := documents(text)
 	results, failures := make([]decoded, len(docs)), make([][]error, len(docs))
@@ -116,7 +117,7 @@ func (d *decoded) decode(doc document) []error {
 	return d.add(data, nil)
 }
 
-// toJSON turns YAML into JSON. JSON passes as it is, since YAML parsers take much longer for it.
+// toJSON turns YAML into JSON. It returns JSON as it is, because a YAML parser takes much longer.
 func toJSON(doc document) ([]byte, error) {
 	if trimmed := bytes.TrimSpace(doc.text); len(trimmed) > 0 && trimmed[0] == '{' && json.Valid(trimmed) {
 		return trimmed, nil
@@ -125,7 +126,7 @@ func toJSON(doc document) ([]byte, error) {
 	if err == nil {
 		return data, nil
 	}
-	// People count lines from the start of the file, so let it fail once more with as many lines in front.
+	// Repeated with the preceding lines in front, so that the error counts lines from the start of the file.
 	padded := append(bytes.Repeat([]byte("\n"), doc.line-1), doc.text...)
 	if _, again := yaml.YAMLToJSONStrict(padded); again != nil {
 		err = again
@@ -133,8 +134,8 @@ func toJSON(doc document) ([]byte, error) {
 	return nil, errors.New(strings.Join(strings.Fields(err.Error()), " "))
 }
 
-// add decodes data, which is an object or a List of them. For an item of a List, inherited is the kind of one that does
-// not say, as in a ServiceList straight from an API server.
+// add decodes data, an object or a List. inherited is the kind of a List's items without a kind, as in a ServiceList
+// from an API server.
 func (d *decoded) add(data []byte, inherited *groupKind) (errs []error) {
 	var h header
 	if err := json.Unmarshal(data, &h); err != nil {
@@ -168,11 +169,11 @@ func (d *decoded) add(data []byte, inherited *groupKind) (errs []error) {
 	return nil
 }
 
-// addObject decodes data as an object of a kind. Its error is one line, as logs and terminals like it.
+// addObject decodes data as an object of a kind. Its error is one line.
 func (d *decoded) addObject(data []byte, k int, h *header) error {
 	name := id{kind: k, name: h.Metadata.Name}
 	if kinds[k].namespaced {
-		name.namespace = cmp.Or(h.Metadata.Namespace, metav1.NamespaceDefault) // where kubectl puts it
+		name.namespace = cmp.Or(h.Metadata.Namespace, metav1.NamespaceDefault) // like kubectl
 	}
 	value := kinds[k].new()
 	strict, err := kubejson.UnmarshalStrict(data, value)

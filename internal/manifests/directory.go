@@ -15,31 +15,31 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// errBlank is the error of a file without text, as every file is between truncating and writing it.
+// errBlank is the error of a file without text, such as a file between truncation and writing.
 var errBlank = errors.New("the file is empty; write its objects or delete it (until then the last ones stay)")
 
-// directory is the manifests of a directory as they were last good.
+// directory holds the last good manifests of a directory.
 type directory struct {
 	// files is nil until the directory was read.
 	files map[string]*file
-	// missing says what of the directory was never read: it itself, or a file.
+	// missing says what was never read: the directory, or a file.
 	missing []error
-	// unreadable says why the directory itself could not be read the last time; nil if it was.
+	// unreadable is the error of the last reading of the directory itself; nil for none.
 	unreadable error
 }
 
 // file is one manifest file.
 type file struct {
-	// decoded is the content as it was last good. good says that it ever was.
+	// decoded is the last good content. good says that there is one.
 	decoded
 	good bool
-	// sum is that of the text now, errs the errors of that text: it is not decoded again unchanged.
+	// sum and errs are the checksum and the errors of the present text, which is not decoded again.
 	sum  [sha256.Size]byte
 	errs []error
 }
 
-// refresh reads dir and returns its errors. Of a file that cannot be used the last good objects stay; if
-// dir itself cannot be read, everything stays.
+// refresh reads dir and returns its errors. A bad file keeps its last good objects; if dir itself cannot be read, all
+// objects stay.
 func (d *directory) refresh(dir string) (errs []error) {
 	all, err := readDir(dir)
 	if d.unreadable = err; err != nil {
@@ -80,7 +80,7 @@ func refreshFile(name string, now content, old *file) *file {
 		f.errs = []error{fmt.Errorf("%s: %w", name, errBlank)}
 		return f
 	}
-	// Any error makes the whole file bad: half of it may be worse than what was there before.
+	// Any error makes the whole file bad: half of it may be worse than the last good content.
 	found, errs := decodeFile(name, now.text)
 	if f.errs = errs; len(errs) == 0 {
 		f.decoded, f.good = found, true
@@ -88,8 +88,8 @@ func refreshFile(name string, now content, old *file) *file {
 	return f
 }
 
-// objects returns all objects of the directory. Of an object in two places the first in file name order counts, and the
-// others are errors.
+// objects returns all objects of the directory. For an object in several files the first in file name order counts, and
+// the others are errors.
 func (d *directory) objects() (map[id]metav1.Object, []error) {
 	all := map[id]metav1.Object{}
 	origin := map[id]string{}
@@ -107,20 +107,20 @@ func (d *directory) objects() (map[id]metav1.Object, []error) {
 	return all, errs
 }
 
-// isManifest reports whether a file of that name is read. Hidden files are not: editors and Kubernetes' own
-// volumes keep unfinished files under such names.
+// isManifest reports whether the name is a manifest's. Hidden files are none: editors and Kubernetes' volumes keep
+// unfinished files under hidden names.
 func isManifest(name string) bool {
 	return !strings.HasPrefix(name, ".") && slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name))
 }
 
-// content is the text of a file, or why it cannot be read.
+// content is the text of a file, or the error of reading it.
 type content struct {
 	text []byte
 	err  error
 }
 
-// readDir reads each manifest in dir. A listed file that has vanished may have another name now, so readDir then lists
-// dir again, and gives up after a few times.
+// readDir reads each manifest in dir. A listed file that has vanished may have a new name, so readDir then lists dir
+// again, a few times at most.
 func readDir(dir string) (map[string]content, error) {
 	for range 5 {
 		all, err := readListed(dir)
@@ -134,8 +134,8 @@ func readDir(dir string) (map[string]content, error) {
 // errVanished is the error of a directory whose files are renamed or deleted while it is read.
 var errVanished = errors.New("files vanish while the directory is read")
 
-// readListed lists dir and reads each manifest in it, or what a link to one points at. It returns errVanished if one
-// has vanished. A link that leads nowhere has not: its target may be a volume that is not mounted yet.
+// readListed lists dir and reads each manifest in it, also behind links. It returns errVanished if a file has vanished.
+// A broken link is no vanished file: its target may be on a volume that is not mounted yet.
 func readListed(dir string) (map[string]content, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -165,8 +165,8 @@ func readListed(dir string) (map[string]content, error) {
 	return all, nil
 }
 
-// changedWithin reports whether dir or a manifest in it has changed in the last age. Times further in the future than
-// that come from a wrong clock and do not count.
+// changedWithin reports whether dir or a manifest in it has changed in the last age. Times further in the future come
+// from a wrong clock and do not count.
 func changedWithin(dir string, age time.Duration) bool {
 	paths := []string{dir}
 	entries, _ := os.ReadDir(dir) // reading the files reports the error

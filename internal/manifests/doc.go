@@ -1,12 +1,10 @@
-// Package manifests feeds a tracker from a directory of Kubernetes manifests, as
-// `kubectl get -o yaml` writes them. It is for a node without an API server, for tests, and for
-// compiling the objects of a cluster elsewhere.
+// Package manifests feeds a tracker from a directory of Kubernetes manifests, as `kubectl get -o yaml` writes them. It
+// is for nodes without an API server, for tests, and for compiling the objects of a cluster elsewhere.
 //
-// It reads files named *.yaml, *.yml and *.json in name order. A file may hold many documents and
-// Lists. Services (v1), EndpointSlices (discovery.k8s.io/v1), Nodes (v1) and ServiceCIDRs
-// (networking.k8s.io/v1) count; other kinds are ignored. Decoding is strict: an unknown field is an
-// error that names the file, the document and the field, since a typo could otherwise silently
-// remove a Service's endpoints.
+// It reads files named *.yaml, *.yml and *.json in name order. A file may hold many documents and Lists. Services (v1),
+// EndpointSlices (discovery.k8s.io/v1), Nodes (v1) and ServiceCIDRs (networking.k8s.io/v1) count; other kinds are
+// ignored. Decoding is strict: an unknown field is an error that names the file, the document and the field, because a
+// typo could silently remove a Service's endpoints.
 //
 // [Load] reads a directory once and fails on any error. A [Source] watches it. It is synced when it
 // has read the directory and each file once. Later it keeps the last good objects of a file with an

@@ -16,10 +16,10 @@ import (
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
-// groupKind is apiVersion and kind as they stand in a manifest.
+// groupKind is the apiVersion and kind of a manifest.
 type groupKind struct{ apiVersion, kind string }
 
-// kind is a kind of object that counts here.
+// kind is a supported kind of object.
 type kind struct {
 	groupKind
 	// resource is the name of the kind in URLs.
@@ -32,7 +32,7 @@ type kind struct {
 	serves func(metav1.Object) string
 }
 
-// kinds are in the order in which their objects are published.
+// kinds are in the order of publication.
 var kinds = []kind{
 	newKind("v1", "Node", "nodes", tracker.Sink.SetNode, nil, tracker.Sink.DeleteNode, tracker.NodeServes),
 	newKind("networking.k8s.io/v1", "ServiceCIDR", "servicecidrs", tracker.Sink.SetServiceCIDR, nil, tracker.Sink.DeleteServiceCIDR,
@@ -41,7 +41,7 @@ var kinds = []kind{
 	newKind("discovery.k8s.io/v1", "EndpointSlice", "endpointslices", tracker.Sink.SetEndpointSlice, tracker.Sink.DeleteEndpointSlice, nil, tracker.SliceServes),
 }
 
-// newKind returns a kind whose objects are deleted by name alone, or with their namespace too.
+// newKind returns a kind whose objects are deleted by name, or by namespace and name.
 func newKind[T any, P interface {
 	*T
 	metav1.Object
@@ -93,22 +93,21 @@ type object struct {
 	metav1.Object
 }
 
-// Objects holds the objects of the manifests in a directory, each kind sorted by namespace and name. Objects of other
-// kinds are left out. All are as written: without defaults, and validated only as far as decoding does.
+// Objects holds the objects of the manifests in a directory, each kind sorted by namespace and name. It omits objects
+// of other kinds. All objects are as written: without defaults, and without validation beyond decoding.
 type Objects struct {
-	// Nodes are all Nodes, also those that the proxy does not run on.
+	// Nodes are all Nodes, not only the proxy's.
 	Nodes []*corev1.Node
 	// ServiceCIDRs have the ranges of ClusterIPs.
 	ServiceCIDRs []*networkingv1.ServiceCIDR
-	// Services include those that a proxy skips.
+	// Services include Services that a proxy skips.
 	Services []*corev1.Service
-	// EndpointSlices may belong to Services that are not there.
+	// EndpointSlices may belong to missing Services.
 	EndpointSlices []*discoveryv1.EndpointSlice
 }
 
-// Load reads the manifests in a directory, or a single file, once. It returns all errors, joined: of a file
-// that cannot be read, of an object that cannot be decoded, of an object in two places. With them it
-// returns the Objects of the files without errors.
+// Load reads the manifests in a directory, or a single file, once. It returns the Objects of the files without errors,
+// and all errors, joined: unreadable files, objects that cannot be decoded, objects in two places.
 func Load(path string) (objects Objects, err error) {
 	var d directory
 	var errs []error
@@ -132,7 +131,7 @@ func Load(path string) (objects Objects, err error) {
 	return objects, errors.Join(append(errs, duplicates...)...)
 }
 
-// Add adds an object. Kinds that Objects does not hold are left out.
+// Add adds an object of one of the kinds of Objects, and ignores others.
 func (o *Objects) Add(obj any) {
 	switch v := obj.(type) {
 	case *corev1.Node:
@@ -146,7 +145,7 @@ func (o *Objects) Add(obj any) {
 	}
 }
 
-// Feed hands all objects to sink, and then says that they are all.
+// Feed passes all objects to sink, and then calls Synced.
 func (o *Objects) Feed(sink tracker.Sink) {
 	feed(o.Nodes, sink.SetNode)
 	feed(o.ServiceCIDRs, sink.SetServiceCIDR)

@@ -23,15 +23,16 @@ import (
 type Source struct {
 	// Dir is the directory, absolute or relative to the working directory.
 	Dir string
-	// Quiet is the time without changes after which the directory is read, so that a file is not read while it is written.
-	// Default 50 ms. A directory that changes all the time is read after 20 times as long. Before the first read, the
+	// Quiet is the time without changes before the Source reads the directory, so that it reads no half-written file.
+	// Default 50 ms. It reads a directory that changes all the time after 20 times as long. Before the first read, the
 	// modification times of the directory and the files count.
 	Quiet time.Duration
-	// Rescan is the interval at which the directory is read without a notice of a change. The kernel gives none for
-	// network file systems, for links into other directories, and when no inotify watches are left. Default 1 minute.
+	// Rescan is the interval at which the Source reads the directory without a notification. The kernel notifies of no
+	// changes in network file systems, behind links into other directories, and when no inotify watches are left.
+	// Default 1 minute.
 	Rescan time.Duration
 
-	// Guard decides about a directory that lacks most of what serves; nil is a guard of its own.
+	// Guard decides about implausible directories; nil stands for a new guard.
 	Guard *model.ListGuard
 	// MayBeEmpty says that the directory may have no Services, as for a proxy with a service-proxy-name.
 	MayBeEmpty bool
@@ -43,28 +44,28 @@ type Source struct {
 	// failing is the last argument of OnFailing.
 	failing bool
 
-	// mu guards what follows, and is held while the sink is told: losses may drop objects at any time.
+	// mu guards the fields below, and is held during calls of the sink: losses may drop objects at any time.
 	mu sync.Mutex
-	// published has the objects that the sink has. losses decides for each of kinds which of them go.
+	// published has the objects of the sink. losses decides for each of kinds about missing objects.
 	published map[id]metav1.Object
 	losses    []*model.Losses[id]
-	// synced says that the sink got everything once.
+	// synced says that the sink has got all objects once.
 	synced bool
-	// told holds the errors of the last read, with the time of the next line about each. ignored holds the kinds ignored
-	// so far, each of which is logged once.
+	// told holds the errors of the last read, with the time of the next log line about each. ignored holds the logged
+	// ignored kinds.
 	told    map[string]reminder
 	ignored map[groupKind]bool
 }
 
-// reminder holds the time at which an error that stays is logged again.
+// reminder holds the time at which a persistent error is logged again.
 type reminder struct {
 	at time.Time
-	// waits gives the next ones; nil before the first.
+	// waits returns the next waits; nil before the first.
 	waits *backoff.ExponentialBackOff
 }
 
-// maxReminder is the longest time between two lines about an error that stays. The first is
-// Source.Rescan; each is twice the one before.
+// maxReminder bounds the time between two log lines about a persistent error. The first time is Source.Rescan, and each
+// next one is twice as long.
 const maxReminder = time.Hour
 
 var _ tracker.Source = (*Source)(nil)
@@ -74,9 +75,10 @@ func New(dir string) *Source {
 	return &Source{Dir: dir, Quiet: 50 * time.Millisecond, Rescan: time.Minute}
 }
 
-// Run implements tracker.Source. It is synced when the directory and each file in it were read once: until then it logs
-// the errors, with back-off, and tells Sink.Waiting. Later the last good objects of a file with an error stay, and all
-// objects while the directory is missing or cannot be read. Guard decides about what a directory lacks. The only error is that the working directory of a relative Dir is unknown. Run must not be called twice.
+// Run implements tracker.Source. It is synced when it has read the directory and each file in it once: until then it
+// logs the errors, with back-off, and passes them to Sink.Waiting. Later a file with an error keeps its last good
+// objects, and all objects stay while the directory is missing or unreadable. Guard decides about missing objects. The
+// only error is an unknown working directory for a relative Dir. Run must not be called twice.
 func (s *Source) Run(ctx context.Context, sink tracker.Sink) error {
 	dir, err := filepath.Abs(s.Dir)
 	if err != nil {
@@ -94,7 +96,7 @@ func (s *Source) Run(ctx context.Context, sink tracker.Sink) error {
 		}))
 	}
 
-	// The watch begins before the first read, so that nothing falls in between.
+	// The watch begins before the first read, so that no change is lost.
 	w := newWatch(ctx, dir, s.Quiet, s.Rescan)
 	defer w.close()
 	for read := w.settle(ctx); read; read = w.wait(ctx) {
@@ -124,7 +126,7 @@ func (s *Source) refresh(ctx context.Context, dir string, sink tracker.Sink) {
 	s.publish(objects, sink)
 }
 
-// sync says once that the sink has everything, unless a list is not believed yet. It needs mu.
+// sync calls Sink.Synced once, when all lists are believed. It needs mu.
 func (s *Source) sync(sink tracker.Sink) {
 	for i, l := range s.losses {
 		if reason := l.Reason(); !l.Believed() && reason != "" {
@@ -140,7 +142,7 @@ func (s *Source) sync(sink tracker.Sink) {
 	}
 }
 
-// waitingFor names the first error, and how many more there are.
+// waitingFor returns the first error and the number of further errors.
 func waitingFor(missing []error) string {
 	text := "manifests: " + missing[0].Error()
 	if more := len(missing) - 1; more > 0 {
@@ -149,8 +151,8 @@ func waitingFor(missing []error) string {
 	return text
 }
 
-// publish sets what is new or different before it deletes what is gone, so that an object that moves to another name
-// leaves no gap. It needs mu.
+// publish sets new and changed objects before it deletes missing ones, so that a renamed object leaves no gap. It needs
+// mu.
 func (s *Source) publish(objects map[id]metav1.Object, sink tracker.Sink) {
 	before := maps.Clone(s.published)
 	for _, id := range slices.SortedFunc(maps.Keys(objects), id.compare) {
@@ -166,7 +168,7 @@ func (s *Source) publish(objects map[id]metav1.Object, sink tracker.Sink) {
 	s.sync(sink)
 }
 
-// served returns what the objects of a kind serve.
+// served maps the objects of a kind to what they serve.
 func served(kind int, objects map[id]metav1.Object) map[id]string {
 	all := map[id]string{}
 	for id, o := range objects {
@@ -185,7 +187,7 @@ func otherStorage(kind int, before, now map[id]metav1.Object) bool {
 	return found && still && old.GetUID() != "" && latest.GetUID() != "" && old.GetUID() != latest.GetUID()
 }
 
-// logErrors logs the errors that were not there the last time, and those that stay with back-off.
+// logErrors logs new errors, and persistent ones with back-off.
 func (s *Source) logErrors(ctx context.Context, errs []error) {
 	logger, now := klog.FromContext(ctx), time.Now()
 	consequence := "Manifest cannot be used; programming nothing before everything was read once"
@@ -214,7 +216,7 @@ func (s *Source) logErrors(ctx context.Context, errs []error) {
 	s.told = told
 }
 
-// logIgnored logs each kind that is ignored, once.
+// logIgnored logs each ignored kind once.
 func (s *Source) logIgnored(ctx context.Context) {
 	for _, name := range slices.Sorted(maps.Keys(s.directory.files)) {
 		for _, gk := range s.directory.files[name].ignored {

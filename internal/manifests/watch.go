@@ -11,19 +11,19 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// patience is the number of quiet periods after which a directory that changes all the time is read nevertheless.
+// patience is the number of quiet periods after which a directory is read although it changes all the time.
 const patience = 20
 
-// watch tells when a directory should be read again. It watches the directory and its parent: the
-// path may be a link that is swapped for another, or a directory that is renamed away, and a watch
-// on the directory alone would stay with it.
+// watch waits until a directory should be read again. It watches the directory and its parent: the path may be a link
+// that is replaced, or a directory that is renamed away, and a watch on the directory alone would stay with the old
+// directory.
 type watch struct {
 	dir    string
 	quiet  time.Duration
 	rescan time.Duration
 	logger klog.Logger
 
-	// notify is nil on a system without inotify instances left; then only rescan counts.
+	// notify is nil if no inotify instance is left; then only rescan triggers reads.
 	notify *fsnotify.Watcher
 }
 
@@ -48,8 +48,8 @@ func (w *watch) close() {
 	}
 }
 
-// follow puts the watch on what the path leads to now. The caller reads the directory afterwards, so no change is lost.
-// It returns true.
+// follow watches the present target of the path. The caller reads the directory afterwards, so no change is lost. It
+// returns true.
 func (w *watch) follow() bool {
 	if w.notify == nil {
 		return true
@@ -77,8 +77,8 @@ func (w *watch) settle(ctx context.Context) bool {
 	return true
 }
 
-// wait waits until the directory should be read: a change was followed by a quiet period, or it is time to look without
-// one. It returns false when ctx has ended.
+// wait waits until the directory should be read: after a change and a quiet period, or at the next rescan. It returns
+// false when ctx has ended.
 func (w *watch) wait(ctx context.Context) bool {
 	rescan := time.NewTimer(w.rescan)
 	defer rescan.Stop()
@@ -113,8 +113,8 @@ func (w *watch) wait(ctx context.Context) bool {
 	}
 }
 
-// matters reports whether an event can mean other manifests. Hidden names do: the link "..data" is all that changes in
-// a volume that Kubernetes makes of a ConfigMap.
+// matters reports whether an event may change manifests. Hidden names count: in a ConfigMap's volume only the link
+// "..data" changes.
 func (w *watch) matters(event fsnotify.Event) bool {
 	return event.Op != fsnotify.Chmod && (event.Name == w.dir || filepath.Dir(event.Name) == w.dir)
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/nftproxy/nftproxy/internal/protocol"
 )
 
-// admission bounds the connections, the calls, and the memory of large batches under way, of each peer and of all.
+// admission bounds connections, calls, and the memory of large batches under way, for each peer and in total.
 type admission struct {
 	options *Options
 	batches *semaphore.Weighted
@@ -20,7 +20,7 @@ type admission struct {
 	mu sync.Mutex
 	// handshakes holds the connections whose peer is not known yet, oldest first.
 	handshakes []*conn
-	// connections counts the others, and streams the calls.
+	// connections counts all other connections, streams the calls.
 	connections, streams int
 	peers                map[string]*peerLoad
 }
@@ -35,11 +35,11 @@ type peerLoad struct {
 const (
 	// maxHandshakes bounds the connections whose peer is not known yet. Each has some 20 kB.
 	maxHandshakes = 1000
-	// maxHandshakesPerAddress bounds those from one address, which may be that of a load balancer.
+	// maxHandshakesPerAddress bounds the handshakes from one address, perhaps a load balancer's.
 	maxHandshakesPerAddress = 250
 	// peerShare is the divisor of Options.BatchMemory for one peer.
 	peerShare = 8
-	// smallBatch is the highest number of changed Services in a batch that does not count.
+	// smallBatch is the number of changed Services up to which a batch needs no reservation.
 	smallBatch = 100
 	// serviceMemory is about the memory of a changed Service in a batch beside its encoding, in bytes.
 	serviceMemory = 400
@@ -56,9 +56,9 @@ func (a *admission) begin(c *conn, late func()) {
 	c.firstCall = time.AfterFunc(a.options.FirstCall, late)
 }
 
-// shake counts a connection whose peer is not known yet. If there are too many, it returns the connection that must go
-// for c: the oldest one from the same address, or of all. An attacker who has no certificate would keep others out, on
-// the same machine too, if new connections were refused instead.
+// shake counts a connection whose peer is not known yet. If there are too many, it returns the connection to close for
+// c: the oldest one from the same address, or of all. If it refused new connections instead, an attacker without a
+// certificate could lock out all clients.
 func (a *admission) shake(c *conn) (evicted *conn) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -78,7 +78,7 @@ func (a *admission) shake(c *conn) (evicted *conn) {
 	return evicted
 }
 
-// join counts a connection for its peer. It returns false if the peer or all have too many.
+// join counts a connection for its peer. It returns false beyond the limit of the peer or of all.
 func (a *admission) join(c *conn, peer string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -103,7 +103,7 @@ func (a *admission) endHandshake(c *conn) {
 	}
 }
 
-// part forgets a connection. It returns false if it has done so before.
+// part forgets a connection. It returns false for a forgotten one.
 func (a *admission) part(c *conn) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -122,7 +122,7 @@ func (a *admission) part(c *conn) bool {
 	return true
 }
 
-// enter counts a call on a connection. It returns false if the peer or all have too many.
+// enter counts a call on a connection. It returns false beyond the limit of the peer or of all.
 func (a *admission) enter(c *conn) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -146,8 +146,8 @@ func (a *admission) leave(c *conn) {
 
 func (a *admission) peerMemory() int64 { return max(a.options.BatchMemory/peerShare, 1) }
 
-// reserve waits for memory for a batch of Services. After Options.BatchWait the error is errBusy; other errors are
-// those of ctx. The caller must call free when the client has received the batch.
+// reserve waits for memory for a batch of Services. After Options.BatchWait the error is errBusy; other errors come
+// from ctx. The caller must call free when the client has received the batch.
 func (a *admission) reserve(ctx context.Context, load *peerLoad, services int) (free func(), err error) {
 	if services <= smallBatch {
 		return func() {}, nil
@@ -156,7 +156,7 @@ func (a *admission) reserve(ctx context.Context, load *peerLoad, services int) (
 	defer cancel()
 	need := int64(services)*serviceMemory + protocol.PartSize
 	all, ofPeer := min(need, a.options.BatchMemory), min(need, a.peerMemory())
-	// First the peer's own, so that those of its streams that wait take nothing from others.
+	// The peer's share first, so that its waiting streams take nothing from other peers.
 	if err := load.batches.Acquire(waiting, ofPeer); err != nil {
 		return nil, context.Cause(waiting)
 	}

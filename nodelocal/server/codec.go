@@ -12,15 +12,15 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// part is an Update that is encoded already. It is the pool of the one buffer that gRPC makes of it, and so learns
-// when gRPC has written it to the connection.
+// part is an encoded Update. It is also the pool of gRPC's buffer for it, and so learns when gRPC has written it to the
+// connection.
 type part struct {
 	data []byte
 	// written is closed when gRPC does not need data any more.
 	written chan struct{}
 }
 
-// leastBuffer is the capacity of a buffer, in bytes, from which gRPC tells that it does not need it any more.
+// leastBuffer is the capacity of a buffer, in bytes, from which gRPC returns the buffer to its pool.
 const leastBuffer = 2 << 10
 
 func newPart(data []byte) *part {
@@ -33,7 +33,7 @@ func (*part) Get(int) *[]byte { return nil }
 // Put implements mem.BufferPool.
 func (p *part) Put(*[]byte) { close(p.written) }
 
-// codec is gRPC's for protobuf, and passes parts on as they are.
+// codec is gRPC's codec for protobuf, except that it passes parts on as they are.
 type codec struct{}
 
 func (codec) Name() string { return "proto" }
@@ -52,8 +52,8 @@ func (codec) Unmarshal(data mem.BufferSlice, message any) error {
 // maxEncodings bounds the encodings in each of two generations, with their ports, in bytes: some 300,000 endpoints.
 const maxEncodings = 32 << 20
 
-// encodings remembers the encodings of ports that several nodes may have in common. When the younger of two
-// generations is full, it forgets the older one.
+// encodings caches the encodings of ports that several nodes may share. When the younger of two generations is full, it
+// drops the older one.
 type encodings struct {
 	mu         sync.Mutex
 	young, old map[*model.ServicePort][]protocol.Field
@@ -62,7 +62,7 @@ type encodings struct {
 }
 
 func (e *encodings) fields(port *model.ServicePort) []protocol.Field {
-	// Other nodes see a port differently if endpoints of it are on the node.
+	// A port with endpoints on the node differs from other nodes' port.
 	if len(port.Local) > 0 || slices.ContainsFunc(port.Cluster, func(e model.Endpoint) bool { return e.Local }) {
 		return protocol.SetField(port)
 	}
@@ -85,8 +85,8 @@ func (e *encodings) keep(port *model.ServicePort, fields []protocol.Field) {
 	if e.young[port] != nil {
 		return
 	}
-	// About the memory of the map and the port: an address in a list is up to 64 bytes.
-	// Labels and annotations count as such.
+	// About the memory of the map and the port: an address in a list is up to 64 bytes. Labels and annotations count as
+	// addresses.
 	size := 100 + 64*port.Addresses()
 	for _, f := range fields {
 		size += len(f)

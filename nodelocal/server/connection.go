@@ -14,14 +14,14 @@ import (
 type conn struct {
 	net.Conn
 	admission *admission
-	// name is that of the client in logs: "process 4711" on a unix socket, else an IP address.
+	// name is the client's name in logs: "process 4711" on a unix socket, else an IP address.
 	name string
 
 	// The mutex of admission guards the fields below.
 
 	// firstCall closes the connection, unless a call stops it.
 	firstCall *time.Timer
-	// load is that of the peer, nil while the peer is not known.
+	// load is the peer's; nil while the peer is not known.
 	load   *peerLoad
 	closed bool
 }
@@ -38,7 +38,7 @@ type bounded struct {
 	server *Server
 }
 
-// Accept implements net.Listener. A connection that must go for another one, or that is one too many, is closed.
+// Accept implements net.Listener. It closes a connection beyond the limits, or an older one in its place.
 func (b bounded) Accept() (net.Conn, error) {
 	for {
 		raw, err := b.Listener.Accept()
@@ -51,7 +51,7 @@ func (b bounded) Accept() (net.Conn, error) {
 	}
 }
 
-// accept returns a connection that has begun, nil if there are too many.
+// accept returns a new connection, nil if there are too many.
 func (s *Server) accept(raw net.Conn) *conn {
 	c := &conn{Conn: raw, admission: s.admission, name: nameOf(raw)}
 	s.admission.begin(c, func() { s.refuse(c, RefusedSilent, "no call came in time") })
@@ -76,7 +76,8 @@ func (s *Server) join(c *conn, peer string) bool {
 	return false
 }
 
-// refuse closes a connection, counts that, and may log it: everybody who reaches the port can cause it.
+// refuse closes and counts a connection. It logs at a limited rate, because every client that reaches the port can
+// cause it.
 func (s *Server) refuse(c *conn, reason, why string) {
 	s.refused.Do(func() {
 		s.options.Logger.Info("Refused a connection; of many only some are logged", "peer", c.name, "reason", why)
@@ -87,7 +88,7 @@ func (s *Server) refuse(c *conn, reason, why string) {
 
 var errStreams = status.Error(codes.ResourceExhausted, "too many calls, of all clients or of this one; try again later")
 
-// admit lets a call in, whatever its service and method, before gRPC reads its request, and counts it until it ends.
+// admit admits a call of any service before gRPC reads its request, and counts the call until it ends.
 func (s *Server) admit(ctx context.Context, _ *tap.Info) (context.Context, error) {
 	peer := identify(ctx)
 	if err := s.authorize(peer); err != nil {

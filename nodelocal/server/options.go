@@ -9,54 +9,53 @@ import (
 	"github.com/go-logr/logr"
 )
 
-// Options configures a Server. The zero value has the defaults that the fields name. A number that
-// is not set (0) means its default.
+// Options configures a Server. A number of 0 means the default.
 type Options struct {
-	// MaxStreams bounds the calls at a time, of all services, by default 5,000.
+	// MaxStreams bounds the concurrent calls of all services, by default 5,000.
 	MaxStreams int
-	// MaxStreamsPerPeer bounds those of one peer, by default 1,100. A peer is a user of this machine on a unix socket, and
-	// over TCP the nodes that a certificate is for; with AnyNode the certificate and the address of the client.
+	// MaxStreamsPerPeer bounds the concurrent calls of one peer, by default 1,100. A peer is a user of this machine on
+	// a unix socket, and the nodes of a certificate over TCP; with AnyNode the certificate and the client's address.
 	MaxStreamsPerPeer int
-	// MaxConnections bounds the connections, by default 5,000. More are closed once their peer is known.
+	// MaxConnections bounds the connections, by default 5,000. The server closes others once their peer is known.
 	MaxConnections int
-	// MaxConnectionsPerPeer bounds those of one peer, by default 1,100.
+	// MaxConnectionsPerPeer bounds the connections of one peer, by default 1,100.
 	MaxConnectionsPerPeer int
-	// FirstCall bounds the time from when a connection is accepted to its first call, by default 10 s. Then it is closed.
+	// FirstCall bounds the time from a connection's acceptance to its first call, by default 10 s. Then the server
+	// closes the connection.
 	FirstCall time.Duration
 	// MinInterval is the least time from one batch of a stream to the next, by default 50
 	// ms. Concurrent changes are merged.
 	MinInterval time.Duration
 	// MaxAge is the age at which a stream ends without an error, by default 30 min and up to a tenth more. The client
-	// comes back, perhaps to another server, so that clients spread over the servers.
+	// reconnects, perhaps to another server, so that clients spread over the servers.
 	MaxAge time.Duration
 	// SendTimeout bounds the time in which a client receives one part of a batch, by default 30 s.
 	SendTimeout time.Duration
 	// LeastRate bounds the time for a whole batch: SendTimeout and a second for each LeastRate bytes, by default 512 KiB.
 	LeastRate int64
-	// BatchMemory is about the memory in bytes of the large batches under way to clients, by default 128 MiB. The clients
-	// of one peer may use an eighth of it. The rest wait. At least one batch is always under way.
+	// BatchMemory is about the memory in bytes of the large batches under way to clients, by default 128 MiB. The
+	// clients of one peer may use an eighth of it. Other batches wait. At least one batch is always under way.
 	BatchMemory int64
-	// BatchWait bounds the time that a large batch waits for that memory, by default 10 s. Then the call ends with
-	// UNAVAILABLE, so that the client tries again, perhaps at another server.
+	// BatchWait bounds the wait of a large batch for BatchMemory, by default 10 s. Then the call ends with UNAVAILABLE,
+	// so that the client tries again, perhaps at another server.
 	BatchWait time.Duration
-	// TLS is the configuration for tcp://; it must ask clients for certificates (nodelocal.TLSFiles).
+	// TLS is the configuration for tcp://; it must request certificates from clients (nodelocal.TLSFiles).
 	TLS *tls.Config
 	// AnyNode lets a client with a certificate watch any node. By default a certificate must name the node:
 	// system:node:NAME, as the kubelet's does, as its common name or one of its alternative names (DNS, URI).
 	AnyNode bool
 	// Logger receives refused calls and closed connections. The zero value logs nothing.
 	Logger logr.Logger
-	// Hooks are called for metrics.
+	// Hooks report events for metrics.
 	Hooks Hooks
 }
 
-// Hooks report events that metrics count. Each may be nil. They must not block, and may be called
-// from several goroutines at a time.
+// Hooks report events for metrics. Each may be nil. They must not block, and may be called concurrently.
 type Hooks struct {
 	// OnWatchers is called with the number of calls when it changes.
 	OnWatchers func(n int)
-	// OnBatch is called for each batch that gRPC has written. full says that it was the full state. lag is the time since
-	// the server learnt of the first change in it, and 0 for the first batch of a stream.
+	// OnBatch is called for each batch that gRPC has written. full says that it was the full state. lag is the time
+	// since the first change in the batch reached the server, and 0 for the first batch of a stream.
 	OnBatch func(full bool, bytes int, lag time.Duration)
 	// OnRefused is called for each connection or call that is refused or ended by the
 	// server, with one of the Refused constants.
@@ -67,13 +66,13 @@ type Hooks struct {
 const (
 	RefusedNode       = "node"       // the name is invalid, or the server does not serve the node
 	RefusedPermission = "permission" // the client's certificate is for another node, or for none
-	RefusedKeys       = "keys"       // labels and annotations that cannot be asked for
-	RefusedStreams    = "streams"    // there are too many
-	RefusedBusy       = "busy"       // the memory for full states was taken for too long
+	RefusedKeys       = "keys"       // invalid keys of labels and annotations
+	RefusedStreams    = "streams"    // beyond a limit of calls
+	RefusedBusy       = "busy"       // no memory for a full state in time
 	RefusedStalled    = "stalled"    // the client did not read
 	RefusedTLS        = "tls"        // the TLS handshake of a connection failed
 
-	RefusedConnections = "connections" // there are too many
+	RefusedConnections = "connections" // beyond a limit of connections
 	RefusedSilent      = "silent"      // a connection made no call in time
 )
 
@@ -105,5 +104,5 @@ func (o *Options) setDefaults() {
 	}
 }
 
-// streamAge draws the age at which a stream ends, so that the clients of a server do not come back all at once.
+// streamAge draws the age at which a stream ends, so that clients do not reconnect all at once.
 func (o *Options) streamAge() time.Duration { return o.MaxAge + rand.N(o.MaxAge/10+1) }

@@ -26,7 +26,7 @@ type namedPeers struct {
 type identity struct {
 	credentials.AuthInfo
 	conn *conn
-	// certified says that the peer has shown a certificate, which has these names.
+	// certified says that the peer has a certificate; names are the names in it.
 	certified bool
 	names     []string
 }
@@ -36,7 +36,7 @@ func (n namedPeers) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInf
 	out, info, err := n.TransportCredentials.ServerHandshake(raw)
 	id := identity{AuthInfo: info, conn: raw.(*conn)} // from bounded
 	if err != nil {
-		// Without a word it was a check whether the port is open. A connection that this side closed is counted.
+		// A connection without a byte was a port check, and one that the server closed is counted already.
 		if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
 			n.server.refuse(id.conn, RefusedTLS, "the TLS handshake failed: "+err.Error())
 		}
@@ -75,8 +75,8 @@ func identify(ctx context.Context) identity {
 	return p.AuthInfo.(identity)
 }
 
-// peerOf names whose connections, calls and memory count together over TLS: those of the nodes that a certificate is
-// for. Where all nodes may share one certificate, or need none, the address tells them apart.
+// peerOf returns the peer over TLS: the nodes of the certificate. Where all nodes may share one certificate, or need
+// none, the address belongs to the peer.
 func (s *Server) peerOf(id identity) string {
 	if nodes := id.nodes(); len(nodes) > 0 && !s.options.AnyNode {
 		return fmt.Sprintf("%.1000q", nodes)
@@ -87,13 +87,12 @@ func (s *Server) peerOf(id identity) string {
 // nodeUser is the prefix of a node's name in a certificate (Kubernetes' Node authorizer).
 const nodeUser = "system:node:"
 
-// nodes returns those names of the certificate that are of nodes.
+// nodes returns the names of nodes in the certificate.
 func (id identity) nodes() []string {
 	return slices.DeleteFunc(slices.Clone(id.names), func(name string) bool { return !strings.HasPrefix(name, nodeUser) })
 }
 
-// authorize returns an error unless the peer may call. Without TLS it has come over a socket of this machine, whose mode
-// says who may.
+// authorize returns an error unless the peer may call. Without TLS the mode of the unix socket has authorized it.
 func (s *Server) authorize(id identity) error {
 	switch {
 	case s.options.TLS == nil || s.options.AnyNode || len(id.nodes()) > 0:
@@ -123,7 +122,7 @@ func nameOf(raw net.Conn) string {
 	return host
 }
 
-// userOf names whose connections count together without TLS: those of a user of this machine.
+// userOf returns the peer without TLS: a user of this machine.
 func userOf(raw net.Conn) string {
 	if local, ok := raw.RemoteAddr().(process); ok {
 		return fmt.Sprintf("user %d", local.user)
@@ -143,7 +142,7 @@ func (process) Network() string { return "unix" }
 // String implements net.Addr.
 func (p process) String() string { return fmt.Sprintf("process %d", p.number) }
 
-// localConn names the other side of a unix socket by its process, also inside of another net.Conn.
+// localConn is a connection over a unix socket whose remote address is the client's process.
 type localConn struct {
 	net.Conn
 	peer process
@@ -152,7 +151,7 @@ type localConn struct {
 // RemoteAddr implements net.Conn.
 func (c localConn) RemoteAddr() net.Addr { return c.peer }
 
-// processOf returns the process that connected; its number is 0 if the kernel does not say.
+// processOf returns the process that connected; its number is 0 if the kernel does not know it.
 func processOf(conn *net.UnixConn) (p process) {
 	if raw, err := conn.SyscallConn(); err == nil {
 		_ = raw.Control(func(fd uintptr) {

@@ -2,8 +2,8 @@
 // node's Services, and then the changes. The state comes from a [tracker.Tracker]. With EveryNode
 // in its Options, one server serves all nodes of a cluster.
 //
-// A stream has no queue of batches. When gRPC has written a batch, the server computes the difference
-// to now, so a slow client costs little more memory than a fast one: what gRPC writes ahead, 64 KiB.
+// A stream has no queue of batches. When gRPC has written a batch, the server computes the difference to the present.
+// So a slow client costs only gRPC's window more memory than a fast one, 64 KiB.
 package server
 
 import (
@@ -28,7 +28,7 @@ import (
 )
 
 const (
-	// maxRequest bounds a request, in bytes. No request needs as much.
+	// maxRequest bounds a request, in bytes.
 	maxRequest = 16 << 10
 	// maxHeaders bounds the headers of a call, in bytes.
 	maxHeaders = 8 << 10
@@ -36,7 +36,7 @@ const (
 	streamsPerConnection = 100
 	// idleTimeout ends a connection without calls.
 	idleTimeout = 5 * time.Minute
-	// buffers is the size of the buffers of a connection, in bytes. Most connections are idle most of the time.
+	// buffers is the size of the buffers of a connection, in bytes. It is small, because most connections are idle.
 	buffers = 4 << 10
 	// stopGrace bounds the time in which calls end when the server stops.
 	stopGrace = 2 * time.Second
@@ -51,7 +51,7 @@ type Server struct {
 	instance  string
 	admission *admission
 	encoded   encodings
-	// unknown holds the nodes without a Node object that were logged.
+	// unknown holds the logged nodes without a Node object.
 	unknown protocol.Seen
 	// stopping is closed to end all calls.
 	stopping chan struct{}
@@ -59,7 +59,8 @@ type Server struct {
 	refused rate.Sometimes
 }
 
-// New returns a server of the tracker's state. Each is another instance: clients of an earlier one get the full state.
+// New returns a server of the tracker's state. Each server is a new instance: clients of an earlier server get the full
+// state.
 func New(t *tracker.Tracker, options Options) *Server {
 	options.setDefaults()
 	return &Server{
@@ -72,8 +73,8 @@ func New(t *tracker.Tracker, options Options) *Server {
 	}
 }
 
-// Serve answers on the listener, which Listen returned. When ctx ends, it ends all calls, closes the listener
-// and returns nil. It must not be called twice.
+// Serve answers on the listener, which comes from Listen. When ctx ends, it ends all calls, closes the listener and
+// returns nil. It must not be called twice.
 func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	server := s.newGRPC(ctx)
 	go s.logWaiting(ctx)
@@ -109,9 +110,8 @@ func (s *Server) newGRPC(ctx context.Context) *grpc.Server {
 		grpc.MaxConcurrentStreams(streamsPerConnection),
 		grpc.ReadBufferSize(buffers),
 		grpc.WriteBufferSize(buffers),
-		// Pings find a peer that is gone without a word. A peer that pings too often is disconnected.
-		// The next call of a client whose stream has ended for its age goes over a new connection. Streams that began late
-		// have the time to end by themselves.
+		// Pings find a peer that is gone silently. A peer that pings too often is disconnected. After the end of a
+		// stream for its age the client opens a new connection. Later streams of the old connection have time to end.
 		grpc.KeepaliveParams(keepalive.ServerParameters{
 			MaxConnectionIdle: idleTimeout, Time: 30 * time.Second, Timeout: 10 * time.Second,
 			MaxConnectionAge: s.options.MaxAge, MaxConnectionAgeGrace: 2 * s.options.MaxAge,
@@ -124,7 +124,7 @@ func (s *Server) newGRPC(ctx context.Context) *grpc.Server {
 	return server
 }
 
-// logWaiting logs the missing objects until the tracker has everything.
+// logWaiting logs the missing resources until the tracker is synced.
 func (s *Server) logWaiting(ctx context.Context) {
 	waits := backoff.ExponentialBackOff{InitialInterval: 5 * time.Second, Multiplier: 2, MaxInterval: 5 * time.Minute}
 	for wait := waits.NextBackOff(); ; {
@@ -141,7 +141,7 @@ func (s *Server) logWaiting(ctx context.Context) {
 	}
 }
 
-// newHealth answers grpc.health.v1: not serving before the tracker has everything.
+// newHealth answers grpc.health.v1: not serving before the tracker is synced.
 func (s *Server) newHealth(ctx context.Context) *health.Server {
 	h := health.NewServer()
 	set := func(status healthv1.HealthCheckResponse_ServingStatus) {

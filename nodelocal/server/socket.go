@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// socketMode lets nobody but the owner connect.
+	// socketMode lets only the owner connect.
 	socketMode = 0o600
 	// maxLinks bounds the symbolic links on the way to the directory of a socket.
 	maxLinks = 40
@@ -26,13 +26,13 @@ const (
 	maxSocketPath = 100
 )
 
-// Listen listens on unix:///PATH, or on tcp://HOST:PORT, for which secure says that
-// Options.TLS is set. Errors name the address.
+// Listen listens on unix:///PATH, or, if secure says that Options.TLS is set, on tcp://HOST:PORT. Errors name the
+// address.
 //
-// A socket is private: its mode is 0600, and nobody but root and this process's user may be able to write to
-// its directory, which is made if it is missing, or to a directory above, sticky or not. The listener locks the file PATH.lock until it is closed. A
-// socket whose lock another server holds, or on which one answers, is an error that wraps ErrInUse; one that a
-// server left when it was killed is replaced.
+// A socket is private: its mode is 0600, and only root and this process's user may write to its directory or to a
+// directory above, sticky or not. Listen makes a missing directory, and replaces the socket of a killed server. The
+// listener locks the file PATH.lock until it is closed. If another server holds the lock, or answers on the socket, the
+// error wraps ErrInUse.
 func Listen(ctx context.Context, address string, secure bool) (net.Listener, error) {
 	scheme, rest, _ := strings.Cut(address, "://")
 	switch {
@@ -56,15 +56,15 @@ func listenUnix(ctx context.Context, path string) (net.Listener, error) {
 	return s, nil
 }
 
-// checkDirectory makes the directory if it is missing, and refuses one in which others could put a socket of theirs: if
-// not while the server runs, then before it starts. So it looks at each directory on the way, also by links, before it
-// makes or follows anything in there.
+// checkDirectory makes a missing directory, and refuses a directory in which another user could put a socket, while the
+// server runs or before its start. So it checks each directory on the way, also along links, before it makes or follows
+// anything in it.
 func checkDirectory(dir string) error {
 	path, rest := "/", dir
 	for links := 0; links <= maxLinks; {
 		info, err := os.Lstat(path)
 		if errors.Is(err, fs.ErrNotExist) {
-			if err = os.Mkdir(path, 0o700); err == nil || errors.Is(err, fs.ErrExist) { // another server begins too
+			if err = os.Mkdir(path, 0o700); err == nil || errors.Is(err, fs.ErrExist) { // another server made it
 				info, err = os.Lstat(path)
 			}
 		}
@@ -90,12 +90,12 @@ func checkDirectory(dir string) error {
 		if next == "" {
 			return nil
 		}
-		path, rest = filepath.Join(path, next), after // path leads through no link, so ".." is its parent
+		path, rest = filepath.Join(path, next), after // path has no link, so ".." is its parent
 	}
 	return &fs.PathError{Op: "open", Path: dir, Err: unix.ELOOP}
 }
 
-// checkPrivate refuses a directory in which others than root and this process's user can replace files.
+// checkPrivate refuses a directory in which users other than root and this process's can replace files.
 func checkPrivate(path string, info fs.FileInfo) error {
 	owner := info.Sys().(*syscall.Stat_t).Uid
 	if owner != 0 && int(owner) != os.Geteuid() && !isUnmapped(owner) {
@@ -107,8 +107,8 @@ func checkPrivate(path string, info fs.FileInfo) error {
 	return nil
 }
 
-// isUnmapped reports whether the number stands for all users whom the user namespace of this process does not have, such
-// as the machine's root, who owns "/".
+// isUnmapped reports whether the number stands for all users outside of this process's user namespace, such as the
+// machine's root, who owns "/".
 func isUnmapped(user uint32) bool {
 	text, err := os.ReadFile("/proc/self/uid_map")
 	if err != nil {
@@ -126,21 +126,21 @@ func isUnmapped(user uint32) bool {
 // ErrInUse is returned, wrapped, by Listen if another server holds the lock of the socket, or answers on it.
 var ErrInUse = errors.New("another server listens there; stop it, or choose another path")
 
-// socket listens on a path. It listens again when its file is gone. Until Close it locks the file PATH.lock, so that of
-// several servers one alone can replace the socket.
+// socket listens on a path. It listens again when its file is gone. Until Close it locks the file PATH.lock, so that
+// only one server can replace the socket.
 type socket struct {
 	path string
 
 	mu       sync.Mutex
 	closed   bool
 	listener *net.UnixListener
-	// info describes the file that listener has made.
+	// info describes the listener's file.
 	info fs.FileInfo
-	// lock is the locked file, nil until there is one.
+	// lock is the locked file, nil without a lock.
 	lock *os.File
 }
 
-// bind locks the path, makes the file, and listens on it in place of the previous one.
+// bind locks the path, makes a new file, and listens on it.
 func (s *socket) bind(ctx context.Context) error {
 	if len(s.path) > maxSocketPath {
 		return fmt.Errorf("the path has %d bytes, at most %d are possible", len(s.path), maxSocketPath)
@@ -154,7 +154,7 @@ func (s *socket) bind(ctx context.Context) error {
 	if err := checkFree(ctx, s.path); err != nil {
 		return err
 	}
-	// Nobody can connect to a socket by its final name before it is private.
+	// The socket gets its final name when it is private.
 	first := s.path + ".new"
 	_ = os.Remove(first)
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", first)
@@ -176,8 +176,8 @@ func (s *socket) bind(ctx context.Context) error {
 	return nil
 }
 
-// takeLock locks the file PATH.lock, unless it is the one that s has locked. The kernel unlocks it when the process
-// ends. The file stays: if a server removed it, two others could lock a file of that name each.
+// takeLock locks the file PATH.lock, unless s has locked it. The kernel unlocks it when the process ends. The file
+// stays: after its removal two servers could each lock a file of this name.
 func (s *socket) takeLock() error {
 	path := s.path + ".lock"
 	if own, err := s.lock.Stat(); err == nil && isAt(path, own) {
@@ -199,13 +199,13 @@ func (s *socket) takeLock() error {
 	return nil
 }
 
-// setLock locks the open file: a lock of the process would let the same process lock it again.
+// setLock locks the open file description: a process could take a process lock twice.
 func setLock(file *os.File, kind int16) error {
 	return unix.FcntlFlock(file.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: kind})
 }
 
-// unlock gives the lock up, if there is one. Closing the file does not: a program that this process is just starting has
-// the file too, until it is executed.
+// unlock releases the lock. Closing the file would not: a child process has the file too, until it executes its
+// program.
 func (s *socket) unlock() {
 	if s.lock != nil {
 		_ = setLock(s.lock, unix.F_UNLCK)
@@ -213,7 +213,7 @@ func (s *socket) unlock() {
 	}
 }
 
-// checkFree returns an error unless the path is free, or a socket on which nobody answers.
+// checkFree returns an error unless the path is free, or a socket on which no server answers.
 func checkFree(ctx context.Context, path string) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -236,7 +236,7 @@ func checkFree(ctx context.Context, path string) error {
 	return fmt.Errorf("find out whether another server answers: %w", err)
 }
 
-// keep listens again when the file is gone, until ctx ends. It looks once a second.
+// keep checks once a second whether the file is gone, and then listens again, until ctx ends.
 func (s *socket) keep(ctx context.Context, logger logr.Logger) {
 	logged := ""
 	for {
@@ -297,7 +297,7 @@ func (s *socket) current() *net.UnixListener {
 // Addr implements net.Listener.
 func (s *socket) Addr() net.Addr { return &net.UnixAddr{Name: s.path, Net: "unix"} }
 
-// Close implements net.Listener. It removes the file, unless it is another server's by now.
+// Close implements net.Listener. It removes the file, unless another server has replaced it.
 func (s *socket) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

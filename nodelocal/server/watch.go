@@ -36,7 +36,7 @@ func (s *Server) Get(request *nodelocalv1.GetRequest, out grpc.ServerStreamingSe
 	return s.call(request, nil, out, func(st *stream) error { return st.next(time.Time{}) })
 }
 
-// instanceFor returns the instance of a stream in its positions.
+// instanceFor returns the instance in the positions of a stream.
 func (s *Server) instanceFor(keys model.ServiceKeys) string {
 	if keys.Empty() {
 		return s.instance
@@ -51,8 +51,8 @@ type request interface {
 	GetServiceKeys() *nodelocalv1.ServiceKeys
 }
 
-// call runs one call in a goroutine of its own, so that call can return, and so end the stream, while
-// that goroutine waits for the client to read.
+// call runs one call in a goroutine of its own, so that it can end the stream while the goroutine waits for the client
+// to read.
 func (s *Server) call(asked request, seen *nodelocalv1.Position, out grpc.ServerStream, run func(*stream) error) error {
 	peer := identify(out.Context())
 	node := asked.GetNode()
@@ -70,7 +70,7 @@ func (s *Server) call(asked request, seen *nodelocalv1.Position, out grpc.Server
 	st.watchdog.Stop()
 	ended := make(chan error, 1)
 	go func() {
-		// A revision of another instance, or of a stream with other keys, says nothing about this stream.
+		// A revision of another instance, or of a stream with other keys, is of no use for this stream.
 		var revision uint64
 		if seen.GetInstance() == st.instance {
 			revision = seen.GetRevision()
@@ -92,13 +92,13 @@ func (s *Server) call(asked request, seen *nodelocalv1.Position, out grpc.Server
 		s.options.Hooks.OnRefused(RefusedStalled)
 		s.options.Logger.Info("Closing the connection of a client that reads too slowly or not at all",
 			"node", node, "peer", peer.conn.name, "timeout", s.options.SendTimeout)
-		_ = peer.conn.Close() // ending the stream alone would leave unread data in the connection's buffers
+		_ = peer.conn.Close() // the end of the stream alone would leave unread data in the connection's buffers
 		return errStalled
 	}
 	return err
 }
 
-// check returns the keys that a request asks for, or an error and its reason if the request is refused.
+// check returns the keys in a request, or an error and its reason if the request is refused.
 func (s *Server) check(asked request, peer identity) (keys model.ServiceKeys, reason string, err error) {
 	node := asked.GetNode()
 	if problems := validation.IsDNS1123Subdomain(node); len(problems) > 0 {
@@ -125,13 +125,13 @@ func (s *Server) check(asked request, peer identity) (keys model.ServiceKeys, re
 
 // stream is one call.
 type stream struct {
-	// ctx ends with the call. Its cause is errStalled if the client does not read.
+	// ctx ends with the call, with the cause errStalled if the client does not read.
 	ctx    context.Context
 	server *Server
 	node   string
 	conn   *conn
 	keys   model.ServiceKeys
-	// instance is the server's, extended for streams with keys.
+	// instance is the server's instance, extended for streams with keys.
 	instance string
 	view     *tracker.View
 	out      grpc.ServerStream
@@ -146,8 +146,7 @@ type stream struct {
 // anyway, so that the client can resume after it.
 const maxBehind = 1000
 
-// follow sends changes until the client goes, or the stream reaches its maximal age and
-// the client should choose a server anew.
+// follow sends changes until the client goes, or the stream reaches its maximal age.
 func (st *stream) follow() error {
 	var woken time.Time
 	old := time.After(st.server.options.streamAge())
@@ -171,8 +170,8 @@ func (st *stream) follow() error {
 	}
 }
 
-// next sends the changes since the last batch, if there are any worth a batch. woken is the time at which the server
-// learnt of them; zero skips the lag metric.
+// next sends the changes since the last batch, if they are worth a batch. woken is the time at which they reached the
+// server; zero skips the lag metric.
 func (st *stream) next(woken time.Time) error {
 	free, err := st.server.admission.reserve(st.ctx, st.conn.load, st.view.Behind())
 	if err != nil {
@@ -234,8 +233,8 @@ func (st *stream) warning() string {
 	return fmt.Sprintf("the server knows no Node object %q: perhaps the name is wrong", st.node)
 }
 
-// sendPart sends a part, and waits until gRPC has written it to the connection, so that a stream never has two of them
-// in memory. After the timeout the connection is closed.
+// sendPart sends a part, and waits until gRPC has written it to the connection, so that a stream never has two parts in
+// memory. After the timeout it closes the connection.
 func (st *stream) sendPart(data protocol.Update, timeout time.Duration) error {
 	st.watchdog.Reset(timeout)
 	defer st.watchdog.Stop()
