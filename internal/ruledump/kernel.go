@@ -37,12 +37,8 @@ func FromKernel(ctx context.Context, conn *nft.Conn, serviceProxyName string, cl
 			return nil, err
 		}
 	}
-	s.ReadClients = func(table *nft.Table, set *nft.Set) error {
-		elements, err := conn.ReadElements(ctx, table.Family, table.Name, set)
-		for _, e := range elements {
-			set.Put(e)
-		}
-		return err
+	s.ReadClients = func(table *nft.Table, set *nft.Set) ([]nft.Element, error) {
+		return conn.ReadElements(ctx, table.Family, table.Name, set)
 	}
 	s.Addresses, err = nodeaddr.OfInterfaces()
 	return s, err

@@ -66,8 +66,8 @@ type Snapshot struct {
 	NotLookedAt []string
 	// Files are the other files of the report that the rules come from, by name; nil for none.
 	Files map[string][]byte
-	// ReadClients, if set, reads the clients of a dynamic map of a table into it.
-	ReadClients func(table *nft.Table, set *nft.Set) error
+	// ReadClients, if set, reads the clients of a dynamic map of a table from the kernel. It does not change the map.
+	ReadClients func(table *nft.Table, set *nft.Set) ([]nft.Element, error)
 }
 
 // add adds a table with its recording.

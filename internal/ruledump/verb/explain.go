@@ -420,8 +420,12 @@ func (e *Explanation) readAffinity(s *ruledump.Snapshot, f *compiler.Frontend) e
 			continue
 		}
 		if s.ReadClients != nil {
-			if err := s.ReadClients(t, set); err != nil {
+			clients, err := s.ReadClients(t, set)
+			if err != nil {
 				return err
+			}
+			for _, c := range clients {
+				set.Put(c)
 			}
 		}
 		found, ok := set.Element(nft.AddrData(e.packet.Source.Addr()))

@@ -43,10 +43,12 @@ type refusal struct {
 	name string
 }
 
-// refusals follows the packets that the proxy's tables refuse. Its tables have a chain before each of the proxy's chains
-// that refuse packets, with the same rules, which mark the packets instead.
+// refusals prints the packets that the proxy's tables refuse. It is a listener. Its marker's tables have a chain before
+// each of the proxy's chains that refuse packets, with the same rules, which mark the packets instead. A packet that they
+// mark is not printed for that: the kernel's report has to show that a rule of the proxy refused it.
 type refusals struct {
-	tracing
+	marker
+	comparer
 	filter  Filter
 	clients netip.Prefix
 	// limit bounds the packets that each rule marks, per second.
@@ -87,28 +89,40 @@ func watchRefused(cmd *cobra.Command, where *source, filter Filter, o refusedOpt
 		return errors.New("the tables are those of Kubernetes' kube-proxy: watch --refused knows nftproxy's rules alone")
 	}
 	r := &refusals{filter: filter, clients: clients, limit: o.limit, print: tell, counts: map[Reason]int{}}
-	r.tracing = tracing{conn: where.conn, table: fmt.Sprintf("ruledump-refused-%d", os.Getpid()), atMost: math.MaxInt}
-	r.tracing.tell = func(*tracedPacket) error {
-		return r.print(&refusal{nodeDocument: r.document(), Time: time.Now().UTC(), Lost: true})
-	}
-	r.complete, r.refresh = r.judge, r.follow
-	if err := r.renew(rules); err != nil {
+	r.marker, r.comparer = marker{table: fmt.Sprintf("ruledump-refused-%d", os.Getpid())}, comparer{conn: where.conn}
+	defer r.marker.close()
+	tables, err := r.renew(rules)
+	if err != nil {
 		return err
 	}
 	if r.selected != nil && len(r.selected) == 0 {
 		return filter.notFound()
 	}
-	return r.run(cmd.Context(), o.time, func() {
+	follows := follower{table: r.table, to: r}
+	return follows.run(cmd.Context(), where.conn, o.time, func() error {
+		if err := r.markWith(cmd.Context(), tables); err != nil {
+			return err
+		}
 		fmt.Fprintf(cmd.ErrOrStderr(), "ruledump: marks packets that will be refused in table %s, until it ends\n", r.table)
+		return nil
 	})
+}
+
+// markWith marks packets with these tables. A commit of its own does not make it read the rules again.
+func (r *refusals) markWith(ctx context.Context, tables []*nft.Table) error {
+	committed, err := r.mark(ctx, r.conn, tables)
+	if committed {
+		r.rules.Generation++
+	}
+	return err
 }
 
 func (r *refusals) document() nodeDocument { return aboutNode("Refusal", r.rules) }
 
-// renew takes the rules, and makes the tables that mark the packets which they refuse.
-func (r *refusals) renew(rules *ruledump.Snapshot) error {
+// renew takes the rules, and returns tables that mark the packets which they refuse.
+func (r *refusals) renew(rules *ruledump.Snapshot) (tables []*nft.Table, err error) {
 	if err := r.use(rules); err != nil {
-		return err
+		return nil, err
 	}
 	r.selected = nil
 	if !r.filter.isAll() {
@@ -125,13 +139,12 @@ func (r *refusals) renew(rules *ruledump.Snapshot) error {
 			r.selected = nil // an address that no Service holds
 		}
 	}
-	r.marks = nil
 	for _, t := range rules.Tables {
 		if !r.clients.IsValid() || r.clients.Addr().Is4() == (t.Family == nft.FamilyIP) {
-			r.marks = append(r.marks, r.marksBefore(t))
+			tables = append(tables, r.marksBefore(t))
 		}
 	}
-	return nil
+	return tables, nil
 }
 
 // marksBefore makes the table for one of the proxy's. A packet whose destination is translated is not refused any more.
@@ -228,8 +241,8 @@ func (r *refusals) copySet(from *nft.Set, to *nft.Table) {
 // Reading the rules again takes no more than one part in followShare of the time.
 const followShare = 10
 
-// follow reads the rules again if they have changed, and marks what they refuse now.
-func (r *refusals) follow(ctx context.Context) error {
+// tick reads the rules again if they have changed, and marks what they refuse now.
+func (r *refusals) tick(ctx context.Context) error {
 	begun := time.Now()
 	if begun.Before(r.check) {
 		return nil
@@ -242,30 +255,24 @@ func (r *refusals) follow(ctx context.Context) error {
 	if err != nil || fresh == r.rules || fresh.NeedTables() != nil {
 		return err // without tables, somebody is making them anew
 	}
-	have := ruledump.Snapshot{Tables: r.marks}
-	if err := r.renew(fresh); err != nil {
+	tables, err := r.renew(fresh)
+	if err != nil {
 		return err
 	}
-	want := ruledump.Snapshot{Tables: r.marks}
-	var tx nft.Transaction
-	for _, family := range nft.Families {
-		tx.Append(nft.Diff(have.Table(family), want.Table(family)))
-	}
-	if len(tx.Steps) == 0 {
-		return nil
-	}
-	_, err = r.owner.Commit(ctx, tx)
-	r.rules.Generation++
-	return err
+	return r.markWith(ctx, tables)
 }
 
-// judge tells of a marked packet, if the proxy's rules have refused it.
-func (r *refusals) judge(ctx context.Context, p *underway) error {
+func (r *refusals) lost() error {
+	return r.print(&refusal{nodeDocument: r.document(), Time: time.Now().UTC(), Lost: true})
+}
+
+// packet prints a marked packet, if the proxy's rules have refused it.
+func (r *refusals) packet(ctx context.Context, p *underway) error {
 	out := r.describe(p)
 	if out != nil && out.Reason == ReasonOther {
 		// A rule that came since the rules were read.
 		r.check = r.earliest
-		if err := r.follow(ctx); err != nil {
+		if err := r.tick(ctx); err != nil {
 			return err
 		}
 		out = r.describe(p)

@@ -7,10 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nftproxy/nftproxy/compiler"
-	"github.com/nftproxy/nftproxy/evaluator"
 	"github.com/nftproxy/nftproxy/internal/ruledump"
-	"github.com/nftproxy/nftproxy/nft"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 )
@@ -59,29 +56,36 @@ its mark. Later packets of a connection do not see NAT chains.`,
 		if err := needYes(yes, "trace"); err != nil {
 			return err
 		}
-		// A packet is told also when the command is to end.
 		ctx := cmd.Context()
-		cmd.SetContext(context.WithoutCancel(ctx))
+		cmd.SetContext(context.WithoutCancel(ctx)) // for packets that are on their way when the command ends
 		where.proxyAddress = ruledump.ProxyAddress
 		defer where.close()
 		rules, err := where.open(cmd)
 		if err != nil {
 			return err
 		}
+		m := &marker{table: fmt.Sprintf("ruledump-trace-%d", os.Getpid())}
+		tables, err := m.tablesFor(rules, to, from, uint32(atMost))
+		if err != nil {
+			return err
+		}
 		out := cmd.OutOrStdout()
-		t := &tracing{conn: where.conn, table: fmt.Sprintf("ruledump-trace-%d", os.Getpid()), atMost: atMost}
+		t := &tracing{comparer: comparer{conn: where.conn}, left: atMost}
 		t.tell = func(p *tracedPacket) error { return format.stream(out, p) }
-		t.complete = t.report
 		if err := t.use(rules); err != nil {
 			return err
 		}
-		if err := t.match(to, from); err != nil {
-			return err
-		}
-		err = t.run(ctx, patience, func() {
-			fmt.Fprintf(cmd.ErrOrStderr(), "ruledump: marks packets in table %s, until it ends\n", t.table)
+		follows := follower{table: m.table, to: t}
+		err = follows.run(ctx, where.conn, patience, func() error {
+			if _, err := m.mark(ctx, where.conn, tables); err != nil {
+				return err
+			}
+			rules.Generation++
+			fmt.Fprintf(cmd.ErrOrStderr(), "ruledump: marks packets in table %s, until it ends\n", m.table)
+			return nil
 		})
-		if err == nil && t.told == 0 {
+		m.close()
+		if err == nil && t.left == atMost {
 			fmt.Fprintf(cmd.ErrOrStderr(), "ruledump: no packet from a client to %s came within %v\n", strings.Join(to, " or "), patience)
 		}
 		return err
@@ -112,39 +116,40 @@ type tracedPacket struct {
 	Expected []string `json:"explainSays,omitempty"` // what explain expects instead, or why it does not know
 }
 
-// tracing follows packets.
+// tracing prints packets, each compared with what explain expects. It is a listener.
 type tracing struct {
-	conn *nft.Conn
-	// owner has the tables that mark packets. It reads nothing: a Conn whose reading is disturbed by a commit of somebody
-	// else opens another socket, and the tables go with the first one.
-	owner     *nft.Conn
-	rules     *ruledump.Snapshot
-	frontends []*compiler.Frontend
-	evaluator *evaluator.Evaluator
-	// others are tables of other programs that packets came through, with their chains.
-	others []*nft.Table
-	// table is the name of the tables that mark packets.
-	table string
-	marks []*nft.Table
-	tell  func(*tracedPacket) error
-	// complete gets each packet of which no more steps come. refresh, if set, is called now and then.
-	complete func(context.Context, *underway) error
-	refresh  func(context.Context) error
-	// open are packets on their way, oldest first.
-	open         []*underway
-	told, atMost int
-	// ending says that no more packets are wanted.
-	ending bool
-	// lost is set when messages were lost, until all packets that were open then are told.
-	lost bool
+	comparer
+	tell func(*tracedPacket) error
+	// left is the number of packets that are still wanted.
+	left int
 }
 
-// use takes the rules to explain with.
-func (t *tracing) use(rules *ruledump.Snapshot) (err error) {
-	t.rules, t.evaluator = rules, evaluator.New(rules.Tables, evaluator.Host{Addresses: rules.Addresses})
-	t.frontends, err = rules.Frontends()
+// packet prints a packet. If explain expects another way and somebody has committed since the rules were read, tracing
+// reads the rules again before it says so.
+func (t *tracing) packet(ctx context.Context, p *underway) error {
+	out, err := t.compare(p)
+	if err == nil && out.Agrees != nil && !*out.Agrees {
+		var fresh *ruledump.Snapshot
+		if fresh, err = rereadKernel(ctx, t.conn, t.rules); err == nil && fresh != t.rules {
+			if err = t.use(fresh); err == nil {
+				out, err = t.compare(p)
+			}
+		}
+	}
+	if err == nil {
+		err = t.tell(out)
+	}
+	if t.left--; err == nil && t.left <= 0 {
+		err = errEnough
+	}
 	return err
 }
+
+func (t *tracing) lost() error {
+	return t.tell(&tracedPacket{document: documentOf("Trace"), Time: time.Now().UTC(), Lost: true})
+}
+
+func (t *tracing) tick(context.Context) error { return nil }
 
 // Text implements View.
 func (c *tracedPacket) Text(p *Page) {

@@ -9,6 +9,21 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
+// handles is a listener that has the handles of the rules of each packet.
+type handles [][]uint64
+
+func (h *handles) packet(_ context.Context, p *underway) error {
+	var list []uint64
+	for _, s := range p.steps {
+		list = append(list, s.Handle)
+	}
+	*h = append(*h, list)
+	return nil
+}
+
+func (h *handles) lost() error                { return nil }
+func (h *handles) tick(context.Context) error { return nil }
+
 // Behind prerouting at the port of a bridge a packet has another number, which a packet before it had, too.
 func TestTraceNumbers(t *testing.T) {
 	const from = "10.244.1.5:40000"
@@ -48,15 +63,7 @@ func TestTraceNumbers(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var got [][]uint64
-			x := &tracing{table: "marks", atMost: 100}
-			x.complete = func(_ context.Context, p *underway) error {
-				var handles []uint64
-				for _, s := range p.steps {
-					handles = append(handles, s.Handle)
-				}
-				got = append(got, handles)
-				return nil
-			}
+			x := &follower{table: "marks", to: (*handles)(&got)}
 			for _, step := range tt.steps {
 				if err := x.take(t.Context(), step); err != nil {
 					t.Fatal(err)

@@ -1,31 +1,31 @@
 package verb
 
 import (
-	"context"
+	"cmp"
 	"net/netip"
+	"slices"
 
+	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/evaluator"
 	"github.com/nftproxy/nftproxy/internal/ruledump"
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// report compares a packet with explain, and tells of it. If they disagree and somebody has committed since the rules
-// were read, it reads them again.
-func (t *tracing) report(ctx context.Context, p *underway) error {
-	out, err := t.compare(p)
-	if err == nil && out.Agrees != nil && !*out.Agrees {
-		var fresh *ruledump.Snapshot
-		if fresh, err = rereadKernel(ctx, t.conn, t.rules); err == nil && fresh != t.rules {
-			if err = t.use(fresh); err == nil {
-				out, err = t.compare(p)
-			}
-		}
-	}
-	if err != nil {
-		return err
-	}
-	t.told++
-	return t.tell(out)
+// comparer compares the ways of real packets with what explain expects by rules that were read.
+type comparer struct {
+	conn      *nft.Conn
+	rules     *ruledump.Snapshot
+	frontends []*compiler.Frontend
+	evaluator *evaluator.Evaluator
+	// others are tables of other programs that packets came through, with their chains.
+	others []*nft.Table
+}
+
+// use takes the rules to explain with.
+func (c *comparer) use(rules *ruledump.Snapshot) (err error) {
+	c.rules, c.evaluator = rules, evaluator.New(rules.Tables, evaluator.Host{Addresses: rules.Addresses})
+	c.frontends, err = rules.Frontends()
+	return err
 }
 
 // The reasons that only real packets have.
@@ -34,59 +34,49 @@ const (
 	ReasonKernel      Reason = "kernel"      // no rule decided: the packet did not come to the next hook
 )
 
-// compare finds out which of the fates that explain expects is the packet's.
-func (t *tracing) compare(p *underway) (*tracedPacket, error) {
+// compare finds out which of the fates that explain expects is the packet's. A fate has what the kernel does not report:
+// the elements that rules found. Only the trace has what tables of other programs did. So the path that is printed is
+// made of both.
+func (c *comparer) compare(p *underway) (*tracedPacket, error) {
 	packet := p.packet()
 	out := &tracedPacket{document: documentOf("Trace"), Time: p.begun.UTC(), Packet: packet.String()}
-	w := t.way(p)
-	e := &Explanation{nodeDocument: aboutNode("Trace", t.rules), packet: packet, rules: t.rules}
-	e.findFrontends(t.frontends)
-	var expected evaluator.Fates
-	for i, candidate := range t.candidates(e, p) {
-		fates, err := candidate()
-		if err != nil {
-			out.Expected = []string{err.Error()}
-			break
-		}
-		if expected == nil {
-			expected = fates
-		}
-		for _, fate := range fates {
-			if w.is(&fate, p) {
-				fate.Path = w.merge(fate.Path)
-				if w.stopped {
-					fate.Result = evaluator.Dropped
-				}
-				e.add(&evaluator.Outcome{Fate: fate, Destinations: []netip.AddrPort{fate.Destination}})
-				agrees := true
-				out.Outcome, out.ServicePort, out.Agrees = &e.Outcomes[0], e.ServicePort, &agrees
-				if i == established || i == masqueraded {
-					o := out.Outcome
-					o.Reason, o.Source, o.SourceReason = ReasonEstablished, "", ""
-					o.Why = "conntrack: the connection is established, so NAT chains do not see the packet"
-				}
-				w.blame(out.Outcome)
-				return out, nil
-			}
+	w := c.way(p)
+	e := &Explanation{nodeDocument: aboutNode("Trace", c.rules), packet: packet, rules: c.rules}
+	e.findFrontends(c.frontends)
+	fate := evaluator.Fate{Result: w.result, Destination: p.latest.Destination, Path: w.path} // as the trace alone has it
+	expected, found, err := c.expected(e, w, p)
+	agrees := found != nil
+	if agrees {
+		fate = found.fate
+		fate.Path = w.merge(fate.Path)
+		if w.stopped {
+			fate.Result = evaluator.Dropped
 		}
 	}
-	// Without an expected fate, the trace alone has the result.
-	fate := evaluator.Fate{Result: w.result, Destination: p.latest.Destination, Path: w.path}
 	e.add(&evaluator.Outcome{Fate: fate, Destinations: []netip.AddrPort{fate.Destination}})
 	o := &e.Outcomes[0]
 	out.Outcome, out.ServicePort = o, e.ServicePort
-	if o.Reason = ReasonOther; w.result == evaluator.Delivered {
-		o.Source, o.Why = "", "explain expects another way"
-	}
-	if w.unfinished() {
-		o.Reason, o.Result, o.head = ReasonKernel, "dropped", "dropped before the next hook"
+	switch {
+	case agrees && found.connection != nil:
+		o.Reason, o.Source, o.SourceReason = ReasonEstablished, "", ""
+		o.Why = "conntrack: the connection is established, so NAT chains do not see the packet"
+	case agrees:
+	case w.unfinished():
+		o.Reason, o.Result, o.Source, o.head = ReasonKernel, "dropped", "", "dropped before the next hook"
 		o.Why = "no rule dropped it: the kernel did (no route, rp_filter, conntrack), unless a program holds it in a queue"
+	case w.result == evaluator.Delivered:
+		o.Reason, o.Source, o.Why = ReasonOther, "", "explain expects another way"
+	default:
+		o.Reason = ReasonOther
 	}
 	switch {
-	case t.lost:
+	case agrees:
+		out.Agrees = &agrees
+	case p.lost:
 		out.Expected = []string{"steps were lost"}
-	case out.Expected == nil:
-		agrees := false
+	case err != nil:
+		out.Expected = []string{err.Error()}
+	default:
 		out.Agrees = &agrees
 		for _, o := range expected.Outcomes() {
 			out.Expected = append(out.Expected, o.Head(explainShown))
@@ -94,6 +84,80 @@ func (t *tracing) compare(p *underway) (*tracedPacket, error) {
 	}
 	w.blame(o)
 	return out, nil
+}
+
+// candidate is what the kernel may have known of a packet's client when the packet came. The trace does not tell.
+type candidate struct {
+	// connection is conntrack's entry; nil for the first packet of a connection.
+	connection *evaluator.Connection
+	// added are the clients that maps of session affinity have now, as far as they matter for the packet.
+	added []evaluator.Added
+}
+
+// expectedFate is a fate that explain expects if a candidate is right.
+type expectedFate struct {
+	candidate
+	fate evaluator.Fate
+}
+
+// expected looks for the packet's fate among those that explain expects: of a new client; of a connection that conntrack
+// has; and of a client that session affinity keeps at an endpoint. The maps are read last, since a packet that explain
+// expects of a new client may have added the client itself. all are the fates of a new client; found is nil if no
+// candidate has the packet's fate.
+func (c *comparer) expected(e *Explanation, w *way, p *underway) (all evaluator.Fates, found *expectedFate, err error) {
+	to := p.latest.Destination
+	try := func(k candidate) (evaluator.Fates, *expectedFate, error) {
+		packet := e.packet
+		packet.Connection = k.connection
+		fates, err := c.evaluator.Fates(packet, k.added...)
+		if i := slices.IndexFunc(fates, func(fate evaluator.Fate) bool { return w.is(&fate, p) }); i >= 0 {
+			return fates, &expectedFate{k, fates[i]}, nil
+		}
+		return fates, nil, err
+	}
+	if all, found, err = try(candidate{}); found != nil || err != nil {
+		return all, found, err
+	}
+	for _, masqueraded := range []bool{false, true} {
+		k := candidate{connection: &evaluator.Connection{Destination: to, Masqueraded: masqueraded}}
+		if _, found, err = try(k); found != nil || err != nil {
+			return all, found, err
+		}
+	}
+	k := candidate{}
+	if k.added, err = c.clients(e); err == nil && len(k.added) > 0 {
+		_, found, err = try(k)
+	}
+	return all, found, err
+}
+
+// clients returns the packet's client in the maps of session affinity of its frontends. A map without the client may be
+// full; then all its clients matter, because it takes no other.
+func (c *comparer) clients(e *Explanation) (added []evaluator.Added, err error) {
+	source := nft.AddrData(e.packet.Source.Addr())
+	for _, f := range e.frontends() {
+		t := c.rules.Table(f.Family)
+		for _, name := range f.AffinityMaps {
+			set := t.Set(name)
+			if set == nil {
+				continue
+			}
+			clients, err := c.rules.ReadClients(t, set)
+			if err != nil {
+				return nil, err
+			}
+			isClient := func(element nft.Element) bool { return element.Key == source }
+			if i := slices.IndexFunc(clients, isClient); i >= 0 {
+				clients = clients[i : i+1]
+			} else if len(clients) < int(cmp.Or(set.Size, nft.DefaultSize)) {
+				clients = nil
+			}
+			for _, element := range clients {
+				added = append(added, evaluator.Added{Family: t.Family, Table: t.Name, Map: name, Element: element})
+			}
+		}
+	}
+	return added, nil
 }
 
 // unfinished reports whether the last step is at a hook from which a packet goes on to another.
@@ -108,51 +172,4 @@ func (w *way) unfinished() bool {
 		return true
 	}
 	return w.result == evaluator.Delivered && (last == nft.HookPrerouting || last == nft.HookOutput)
-}
-
-// The candidates of a connection that conntrack knows.
-const (
-	established = 1
-	masqueraded = 2
-)
-
-// candidates are the fates that explain expects of the packet: with and without the clients that the kernel
-// has in maps of session affinity now, because the packet may have been the one that added its client; and of
-// a connection that conntrack knows already.
-func (t *tracing) candidates(e *Explanation, p *underway) []func() (evaluator.Fates, error) {
-	walk := func(c *evaluator.Connection) (evaluator.Fates, error) {
-		packet := e.packet
-		packet.Connection = c
-		return t.evaluator.Fates(packet)
-	}
-	return []func() (evaluator.Fates, error){
-		func() (evaluator.Fates, error) { t.forgetClients(e); return walk(nil) },
-		func() (evaluator.Fates, error) {
-			return walk(&evaluator.Connection{Destination: p.latest.Destination})
-		},
-		func() (evaluator.Fates, error) {
-			return walk(&evaluator.Connection{Destination: p.latest.Destination, Masqueraded: true})
-		},
-		func() (evaluator.Fates, error) {
-			for _, f := range e.frontends() {
-				if err := e.readAffinity(t.rules, f); err != nil {
-					return nil, err
-				}
-			}
-			return walk(nil)
-		},
-	}
-}
-
-// forgetClients empties the maps of session affinity of the packet's frontends.
-func (t *tracing) forgetClients(e *Explanation) {
-	for _, f := range e.frontends() {
-		for _, name := range f.AffinityMaps {
-			if set := t.rules.Table(f.Family).Set(name); set != nil {
-				for _, client := range set.Elements() {
-					set.Remove(client.Key)
-				}
-			}
-		}
-	}
 }

@@ -1,8 +1,9 @@
 package verb
 
 import (
+	"cmp"
 	"context"
-	"fmt"
+	"errors"
 	"net"
 	"slices"
 	"time"
@@ -24,51 +25,97 @@ type underway struct {
 	// prerouted, routed and complete say that the packet has come to the end of prerouting, to forward or input, and to the
 	// end of its way.
 	prerouted, routed, complete bool
-	steps                       []nft.Trace
+	// lost says that messages of the kernel were lost meanwhile, perhaps about this packet.
+	lost  bool
+	steps []nft.Trace
 }
 
 // Limits of a trace.
 const (
-	// A packet is told when no more steps came for so many ticks: at the end of its way, and before.
+	// A packet is complete when no more steps came for so many ticks: at the end of its way, and before.
 	quietTicks, patientTicks = 4, 40
 	tick                     = 50 * time.Millisecond
 	// maxTraceSteps bounds the memory for one packet.
 	maxTraceSteps = 1000
 )
 
-// run follows packets until ctx ends, until enough have come, or for the time of patience if it is not 0. It calls ready
-// when packets are marked.
-func (t *tracing) run(ctx context.Context, patience time.Duration, ready func()) error {
-	tracer, err := t.conn.Trace()
+// A listener gets what a follower finds.
+type listener interface {
+	// packet takes a packet of which no more steps come. errEnough ends the follower.
+	packet(context.Context, *underway) error
+	// lost says that messages of the kernel were lost.
+	lost() error
+	// tick is called now and then.
+	tick(context.Context) error
+}
+
+// errEnough ends a follower without an error.
+var errEnough = errors.New("no more packets are wanted")
+
+// follower puts packets together from the steps that the kernel reports one by one, of all marked packets at once.
+//
+// A report has the number of its packet, which is made of the packet's place in memory. So the number is not enough: the
+// kernel gives the memory of a packet that has ended to another one, br_netfilter copies packets (routing), and a packet
+// that the node sends to itself comes back in by lo (returning). Chains of the marker's tables show where a packet begins
+// and how far it has come. Nothing shows that the kernel has dropped a packet between two hooks, so a packet also ends
+// when no more steps came for a time.
+type follower struct {
+	// table is the name of the marker's tables.
+	table string
+	to    listener
+	// open are the packets on their way, oldest first.
+	open []*underway
+	// ending says that no more packets are wanted than those on their way.
+	ending bool
+}
+
+// run calls mark, and follows packets until ctx ends, until the listener has enough, or for the time of patience if it is
+// not 0. Then it waits a moment for the packets that are on their way.
+func (f *follower) run(ctx context.Context, conn *nft.Conn, patience time.Duration, mark func() error) error {
+	tracer, err := conn.Trace()
 	if err != nil {
 		return err
 	}
 	defer tracer.Close()
-	if t.owner, err = t.conn.Another(); err != nil {
+	if err := mark(); err != nil {
 		return err
 	}
-	defer t.owner.Close()
-	var tx nft.Transaction
-	for _, marks := range t.marks {
-		tx.Append(nft.Diff(nil, marks))
-	}
-	if _, err := t.owner.Commit(ctx, tx); err != nil {
-		if ctx.Err() == nil {
-			err = fmt.Errorf("a table that goes with its owner needs Linux 5.12: %w", err)
-		}
-		return err
-	}
-	t.rules.Generation++
-	ready()
 	if patience > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, patience)
 		defer cancel()
 	}
-	steps, failed := make(chan nft.Trace, 1024), make(chan error, 1)
 	done, end := ctx.Done(), (<-chan time.Time)(nil)
 	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
+	steps, failed := read(ctx, tracer)
+	quiet := time.NewTicker(tick)
+	defer quiet.Stop()
+	for err == nil {
+		select {
+		case step := <-steps:
+			err = f.take(ctx, step)
+		case <-quiet.C:
+			if len(steps) > 0 {
+				continue // the steps of a packet that seems quiet may be among those that wait
+			}
+			err = cmp.Or(f.finish(ctx, func(p *underway) bool { p.ticks++; return p.isQuiet() }), f.to.tick(ctx))
+		case err = <-failed:
+		case <-done:
+			done, end, f.ending = nil, time.After(quietTicks*tick), true
+		case <-end:
+			err = cmp.Or(f.finish(ctx, func(*underway) bool { return true }), errEnough)
+		}
+	}
+	if errors.Is(err, errEnough) {
+		return nil
+	}
+	return err
+}
+
+// read reads steps until ctx ends or reading fails.
+func read(ctx context.Context, tracer *nft.Tracer) (<-chan nft.Trace, <-chan error) {
+	steps, failed := make(chan nft.Trace, 1024), make(chan error, 1)
 	go func() {
 		for {
 			step, err := tracer.Next(ctx)
@@ -83,47 +130,25 @@ func (t *tracing) run(ctx context.Context, patience time.Duration, ready func())
 			}
 		}
 	}()
-	quiet := time.NewTicker(tick)
-	defer quiet.Stop()
-	for t.told < t.atMost {
-		select {
-		case step := <-steps:
-			err = t.take(ctx, step)
-		case <-quiet.C:
-			if len(steps) > 0 {
-				continue // the steps of a packet that seems quiet may be among those that wait
-			}
-			err = t.finish(ctx, func(p *underway) bool { p.ticks++; return p.isQuiet() })
-			if err == nil && t.refresh != nil {
-				err = t.refresh(ctx)
-			}
-		case err = <-failed:
-		case <-done: // the rest of the packets that are on their way
-			done, end, t.ending = nil, time.After(quietTicks*tick), true
-		case <-end:
-			return t.finish(ctx, func(*underway) bool { return true })
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return steps, failed
 }
 
 // take takes a step of any packet that somebody traces.
-func (t *tracing) take(ctx context.Context, step nft.Trace) error {
+func (f *follower) take(ctx context.Context, step nft.Trace) error {
 	if step.Lost {
-		t.lost = true
-		return t.tell(&tracedPacket{document: documentOf("Trace"), Time: time.Now().UTC(), Lost: true})
+		for _, p := range f.open {
+			p.lost = true
+		}
+		return f.to.lost()
 	}
-	if step.Table == t.table {
-		return t.takeMark(ctx, step)
+	if step.Table == f.table {
+		return f.takeMark(ctx, step)
 	}
-	at := slices.IndexFunc(t.open, func(p *underway) bool { return p.id == step.ID })
+	at := slices.IndexFunc(f.open, func(p *underway) bool { return p.id == step.ID })
 	if at < 0 {
 		return nil // another's
 	}
-	p := t.open[at]
+	p := f.open[at]
 	p.ticks = 0
 	if step.Destination.IsValid() {
 		p.latest = step
@@ -132,7 +157,7 @@ func (t *tracing) take(ctx context.Context, step nft.Trace) error {
 		p.steps = append(p.steps, step)
 	}
 	if step.Verdict == nft.Drop {
-		return t.finish(ctx, func(open *underway) bool { return open == p })
+		return f.finish(ctx, func(open *underway) bool { return open == p })
 	}
 	return nil
 }
@@ -143,19 +168,19 @@ func (p *underway) isQuiet() bool {
 }
 
 // takeMark takes a step in the table that marks packets.
-func (t *tracing) takeMark(ctx context.Context, step nft.Trace) error {
-	at := slices.IndexFunc(t.open, func(p *underway) bool { return p.id == step.ID })
-	known := t.returning(step)
+func (f *follower) takeMark(ctx context.Context, step nft.Trace) error {
+	at := slices.IndexFunc(f.open, func(p *underway) bool { return p.id == step.ID })
+	known := f.returning(step)
 	switch {
 	case known != nil:
 		known.returned, known.prerouted, known.complete = true, false, false
 	case step.Handle != 0: // a packet begins
 	case begins(step):
-		if known = t.routing(step); known != nil {
+		if known = f.routing(step); known != nil {
 			known.routed, known.latest = true, step
 		}
 	case at >= 0:
-		p := t.open[at]
+		p := f.open[at]
 		p.ticks = 0
 		p.prerouted = p.prerouted || step.Chain == chainPrerouted
 		p.complete = p.complete || step.Chain == chainSent || step.Chain == chainReceived
@@ -164,14 +189,14 @@ func (t *tracing) takeMark(ctx context.Context, step nft.Trace) error {
 		return nil
 	}
 	// The packet before may have had the same memory, and so the same number.
-	if err := t.finish(ctx, func(p *underway) bool { return p != known && p.id == step.ID }); err != nil {
+	if err := f.finish(ctx, func(p *underway) bool { return p != known && p.id == step.ID }); err != nil {
 		return err
 	}
 	switch {
 	case known != nil:
 		known.id, known.ticks = step.ID, 0
-	case step.Handle != 0 && !t.ending:
-		t.open = append(t.open, &underway{id: step.ID, begun: time.Now(), first: step, latest: step})
+	case step.Handle != 0 && !f.ending:
+		f.open = append(f.open, &underway{id: step.ID, begun: time.Now(), first: step, latest: step})
 	}
 	return nil
 }
@@ -184,12 +209,12 @@ func begins(step nft.Trace) bool {
 // routing returns the packet that comes to forward or input with the step; nil for none. If br_netfilter called
 // prerouting while the packet was at the port of a bridge, it has another number from here on. Then it is the newest one
 // of its flow that comes from there: older ones the kernel has dropped.
-func (t *tracing) routing(step nft.Trace) *underway {
+func (f *follower) routing(step nft.Trace) *underway {
 	waits := func(p *underway) bool { return p.prerouted && !p.routed }
-	if i := slices.IndexFunc(t.open, func(p *underway) bool { return waits(p) && p.id == step.ID }); i >= 0 {
-		return t.open[i]
+	if i := slices.IndexFunc(f.open, func(p *underway) bool { return waits(p) && p.id == step.ID }); i >= 0 {
+		return f.open[i]
 	}
-	for _, p := range slices.Backward(t.open) {
+	for _, p := range slices.Backward(f.open) {
 		if waits(p) && p.first.In == step.In && p.first.Source == step.Source && p.first.Protocol == step.Protocol {
 			return p
 		}
@@ -198,12 +223,12 @@ func (t *tracing) routing(step nft.Trace) *underway {
 }
 
 // returning returns the packet that left by lo and comes back in with the step, the first of its flow; nil for none.
-func (t *tracing) returning(step nft.Trace) (back *underway) {
+func (f *follower) returning(step nft.Trace) (back *underway) {
 	const lo = 1
 	if step.Chain != string(nft.HookPrerouting) || step.In != lo {
 		return nil
 	}
-	for _, p := range t.open {
+	for _, p := range f.open {
 		same := p.first.In == 0 && !p.returned && p.latest.Destination == step.Destination && p.first.Protocol == step.Protocol
 		if same && (back == nil || back.first.Source != step.Source && p.first.Source == step.Source) {
 			back = p
@@ -212,20 +237,19 @@ func (t *tracing) returning(step nft.Trace) (back *underway) {
 	return back
 }
 
-// finish tells of the packets that are complete.
-func (t *tracing) finish(ctx context.Context, complete func(*underway) bool) error {
-	for i := 0; i < len(t.open) && t.told < t.atMost; {
-		p := t.open[i]
+// finish hands over the packets that are complete.
+func (f *follower) finish(ctx context.Context, complete func(*underway) bool) error {
+	for i := 0; i < len(f.open); {
+		p := f.open[i]
 		if !complete(p) {
 			i++
 			continue
 		}
-		t.open = slices.Delete(t.open, i, i+1)
-		if err := t.complete(ctx, p); err != nil {
+		f.open = slices.Delete(f.open, i, i+1)
+		if err := f.to.packet(ctx, p); err != nil {
 			return err
 		}
 	}
-	t.lost = t.lost && len(t.open) > 0
 	return nil
 }
 

@@ -1,27 +1,71 @@
 package verb
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"net/netip"
 	"strings"
 
+	"github.com/nftproxy/nftproxy/internal/ruledump"
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// match makes the tables that mark the packets.
-func (t *tracing) match(to []string, from string) error {
+// marker has tables in the kernel whose rules mark packets ("meta nftrace set 1"). The kernel reports each rule that a
+// marked packet meets, in all tables.
+type marker struct {
+	// table is the name of the tables.
+	table  string
+	tables []*nft.Table
+	// owner is the connection that owns the tables: the kernel deletes them when it closes. It is used for nothing else. A
+	// Conn whose reading is disturbed by a commit of another program opens a new socket, and the tables would be lost with
+	// the old one.
+	owner *nft.Conn
+}
+
+// mark makes the kernel have these tables in place of those before. It reports whether that took a commit.
+func (m *marker) mark(ctx context.Context, conn *nft.Conn, tables []*nft.Table) (committed bool, err error) {
+	first := m.owner == nil
+	if first {
+		if m.owner, err = conn.Another(); err != nil {
+			return false, err
+		}
+	}
+	have, want := ruledump.Snapshot{Tables: m.tables}, ruledump.Snapshot{Tables: tables}
+	m.tables = tables
+	var tx nft.Transaction
+	for _, family := range nft.Families {
+		tx.Append(nft.Diff(have.Table(family), want.Table(family)))
+	}
+	if len(tx.Steps) == 0 {
+		return false, nil
+	}
+	if _, err = m.owner.Commit(ctx, tx); err != nil && first && ctx.Err() == nil {
+		err = fmt.Errorf("a table that goes with its owner needs Linux 5.12: %w", err)
+	}
+	return err == nil, err
+}
+
+func (m *marker) close() {
+	if m.owner != nil {
+		_ = m.owner.Close() // the kernel deletes the tables
+	}
+}
+
+// tablesFor returns tables that mark packets to the values of --to from the value of --from, and report how far each
+// packet comes. Each rule marks at most so many packets a second.
+func (m *marker) tablesFor(rules *ruledump.Snapshot, to []string, from string, atMost uint32) (tables []*nft.Table, err error) {
 	var targets []target
 	for _, text := range to {
-		more, err := targetsOf(t.rules, text)
+		more, err := targetsOf(rules, text)
 		if err != nil {
-			return fmt.Errorf("--to: %w", err)
+			return nil, fmt.Errorf("--to: %w", err)
 		}
 		targets = append(targets, more...)
 	}
 	source, err := parseClients(from)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, family := range nft.Families {
 		if source.IsValid() && source.Addr().Is4() != (family == nft.FamilyIP) {
@@ -33,7 +77,7 @@ func (t *tracing) match(to []string, from string) error {
 			if source.IsValid() {
 				statements = append(statements, nft.Match{Field: family.Saddr(), Value: source})
 			}
-			rules = append(rules, nft.NewRule(append(statements, nft.Limit{Rate: uint32(t.atMost), Burst: uint32(t.atMost)}, nft.SetNftrace)...))
+			rules = append(rules, nft.NewRule(append(statements, nft.Limit{Rate: atMost, Burst: atMost}, nft.SetNftrace)...))
 		}
 		for _, p := range targets {
 			addr, port := p.Destination.Addr(), p.Destination.Port()
@@ -46,7 +90,7 @@ func (t *tracing) match(to []string, from string) error {
 			}
 			key, err := set.Key.Pack(addr, p.Protocol, port)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			set.Put(nft.Element{Key: key})
 		}
@@ -56,7 +100,7 @@ func (t *tracing) match(to []string, from string) error {
 		if len(rules) == 0 {
 			continue
 		}
-		table := &nft.Table{Family: family, Name: t.table, Owner: true, Sets: []*nft.Set{set}}
+		table := &nft.Table{Family: family, Name: m.table, Owner: true, Sets: []*nft.Set{set}}
 		for _, hook := range []nft.Hook{nft.HookPrerouting, nft.HookOutput} {
 			table.Chains = append(table.Chains, &nft.Chain{Name: string(hook), Type: nft.TypeFilter, Hook: hook, Priority: -400, Rules: rules})
 		}
@@ -64,16 +108,16 @@ func (t *tracing) match(to []string, from string) error {
 		for _, c := range wayPoints {
 			table.Chains = append(table.Chains, &c)
 		}
-		t.marks = append(t.marks, table)
+		tables = append(tables, table)
 	}
-	if len(t.marks) == 0 {
-		return fmt.Errorf("--from %s and --to %s are of different IP families", from, strings.Join(to, " and "))
+	if len(tables) == 0 {
+		err = fmt.Errorf("--from %s and --to %s are of different IP families", from, strings.Join(to, " and "))
 	}
-	return nil
+	return tables, err
 }
 
-// Chains that tell how far a packet has come: to the end of prerouting, to the beginning of forward or input, and to the
-// end of its way.
+// Chains without rules, whose policies the kernel reports: they show that a packet has come to the end of prerouting, to
+// the beginning of forward or input, and to the end of postrouting or input.
 const (
 	chainPrerouted = "prerouted"
 	chainForward   = "forward"

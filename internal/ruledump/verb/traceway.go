@@ -20,13 +20,13 @@ type way struct {
 }
 
 // way finds chains and rules of a packet's steps.
-func (t *tracing) way(p *underway) *way {
-	w := &way{result: evaluator.Delivered, own: t.rules.Tables}
+func (c *comparer) way(p *underway) *way {
+	w := &way{result: evaluator.Delivered, own: c.rules.Tables}
 	levels := map[string]int{}
 	var hook nft.Hook
 	for i, step := range p.steps {
 		s := evaluator.Step{Chain: &nft.Chain{Name: step.Chain}, Verdict: "continue"}
-		if t.find(&s, step); s.Chain.Hook != "" {
+		if c.find(&s, step); s.Chain.Hook != "" {
 			if hook = s.Chain.Hook; !s.Table.Family.Routes() {
 				hook = nft.Hook(s.Table.Family.String() + " " + string(hook))
 			}
@@ -58,30 +58,38 @@ func (t *tracing) way(p *underway) *way {
 	return w
 }
 
-// find puts the table, the chain and the rule of the step in place. It reads the tables of other programs when a packet
-// first comes through one that it does not know.
-func (t *tracing) find(s *evaluator.Step, step nft.Trace) {
-	same := func(table *nft.Table) bool { return table.Family == step.Family && table.Name == step.Table }
-	if i := slices.IndexFunc(t.rules.Tables, same); i >= 0 {
-		s.Table = t.rules.Tables[i]
-	} else if i := slices.IndexFunc(t.others, same); i >= 0 {
-		s.Table = t.others[i]
-	} else {
-		// An error leaves the table without chains: its rules are named by their handles then.
-		t.others, _ = t.conn.ReadOthers(context.Background(), t.rules.Tables...)
-		if i := slices.IndexFunc(t.others, same); i >= 0 {
-			s.Table = t.others[i]
-		} else {
-			s.Table = &nft.Table{Family: step.Family, Name: step.Table, Kernel: &nft.KernelTable{}}
-			t.others = append(t.others, s.Table)
-		}
-	}
+// find puts the table, the chain and the rule of the step in place.
+func (c *comparer) find(s *evaluator.Step, step nft.Trace) {
+	s.Table = c.tableNamed(step.Family, step.Table)
 	if chain := s.Table.Chain(step.Chain); chain != nil {
 		s.Chain = chain
 		if at := slices.Index(s.Table.Kernel.Handles[chain.Name], step.Handle); at >= 0 {
 			s.Rule = &chain.Rules[at]
 		}
 	}
+}
+
+// tableNamed returns a table of the proxy or of another program. It reads the tables of other programs when a packet first
+// comes through one that it does not know.
+func (c *comparer) tableNamed(family nft.Family, name string) *nft.Table {
+	known := func() *nft.Table {
+		all := slices.Concat(c.rules.Tables, c.others)
+		if i := slices.IndexFunc(all, func(t *nft.Table) bool { return t.Family == family && t.Name == name }); i >= 0 {
+			return all[i]
+		}
+		return nil
+	}
+	if t := known(); t != nil {
+		return t
+	}
+	// An error leaves the table without chains: its rules are named by their handles then.
+	c.others, _ = c.conn.ReadOthers(context.Background(), c.rules.Tables...)
+	if t := known(); t != nil {
+		return t
+	}
+	t := &nft.Table{Family: family, Name: name, Kernel: &nft.KernelTable{}}
+	c.others = append(c.others, t)
+	return t
 }
 
 // is reports whether a fate is that of the traced packet: the same rules of the proxy's tables, and the same address.
