@@ -14,9 +14,9 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// Cleaner removes entries that lead nowhere from the connection tracking table: stale UDP flows, and connections that
-// began while there were no rules. Note, Gone, Gap and LookAtAll only take notes, so a large table delays nobody. Run
-// searches. Notes never exceed the number of UDP frontends of all Services by more than 100,000.
+// Cleaner deletes useless entries of the connection tracking table: stale UDP flows, and connections that began while
+// there were no rules. Note, Gone, Gap and LookAtAll only record, and Run searches, so a large table delays no caller.
+// The records exceed the number of UDP frontends of all Services by at most 100,000.
 type Cleaner struct {
 	table   *Conn
 	options CleanerOptions
@@ -25,12 +25,12 @@ type Cleaner struct {
 	wake chan struct{}
 	// searching is held during a search.
 	searching sync.Mutex
-	// mu guards gap: that of the last time without rules, whose connections have to be searched for; nil if they were.
+	// mu guards gap: the last gap whose connections are not searched for yet; nil for none.
 	mu  sync.Mutex
 	gap *HasEndpoints
 }
 
-// CleanerOptions are the options of a Cleaner.
+// CleanerOptions configures a Cleaner.
 type CleanerOptions struct {
 	// NetNS is an open file descriptor of the network namespace; 0 means the current one.
 	NetNS int
@@ -40,7 +40,7 @@ type CleanerOptions struct {
 	OnSearch func(model.Family, Stats, error)
 }
 
-// Rules tell a Cleaner about the frontends of Services. *compiler.Compiler implements it.
+// Rules has the frontends of Services for a Cleaner. *compiler.Compiler implements it.
 type Rules interface {
 	// Owner returns the Service port that serves an address and port, or a node port if addr is the zero value, or nil.
 	Owner(family model.Family, protocol model.Protocol, addr netip.Addr, port uint16) *model.ServicePort
@@ -50,11 +50,11 @@ type Rules interface {
 	NodePortPrefixes(family model.Family) []netip.Prefix
 }
 
-// HasEndpoints reports whether a frontend, or a node port if addr is the zero value, has
-// endpoints. It is called concurrently.
+// HasEndpoints reports whether a frontend, or a node port if addr is the zero value, has endpoints. The Cleaner calls
+// it concurrently.
 type HasEndpoints func(family model.Family, protocol model.Protocol, addr netip.Addr, port uint16) bool
 
-// NewCleaner returns a Cleaner. The error is that of Dial.
+// NewCleaner returns a Cleaner. Errors come from Dial.
 func NewCleaner(options CleanerOptions) (*Cleaner, error) {
 	table, err := Dial(options.NetNS)
 	if err != nil {
@@ -63,25 +63,25 @@ func NewCleaner(options CleanerOptions) (*Cleaner, error) {
 	return &Cleaner{table: table, options: options, flows: newUDPFlows(), wake: make(chan struct{}, 1)}, nil
 }
 
-// Conn returns the connection of the Cleaner, which others may use too.
+// Conn returns the connection of the Cleaner, for shared use.
 func (c *Cleaner) Conn() *Conn { return c.table }
 
-// Note records changes that rules have applied, after their commit: the old rules could create a removed flow again.
+// Note records committed changes. It must follow the commit: the old rules could create a removed flow again.
 func (c *Cleaner) Note(rules Rules, changes *model.Changes) {
 	if c.flows.apply(rules, changes) || c.openGap() != nil {
 		c.signal()
 	}
 }
 
-// Gone records a UDP frontend that only the rules of an earlier process had. A zero address
-// stands for a node port. Call Note afterwards.
+// Gone records a UDP frontend of an earlier process's rules that no Service has. A zero address stands for a node port.
+// Call Note afterwards.
 func (c *Cleaner) Gone(family model.Family, frontend netip.AddrPort) {
 	c.flows.mu.Lock()
 	defer c.flows.mu.Unlock()
 	c.flows.gone(udpFrontend{family, frontend})
 }
 
-// Gap records that there may have been no rules until now. The next search looks for connections that began then and
+// Gap records that there may have been no rules until now. The next search finds connections that began meanwhile and
 // dial a frontend with endpoints. Call Note or LookAtAll afterwards.
 func (c *Cleaner) Gap(hasEndpoints HasEndpoints) {
 	c.mu.Lock()
@@ -89,7 +89,7 @@ func (c *Cleaner) Gap(hasEndpoints HasEndpoints) {
 	c.gap = &hasEndpoints
 }
 
-// LookAtAll has the next search look at the flows of all UDP frontends.
+// LookAtAll makes the next search cover all UDP frontends.
 func (c *Cleaner) LookAtAll() {
 	c.flows.lookAtAll()
 	c.signal()
@@ -102,8 +102,8 @@ func (c *Cleaner) signal() {
 	}
 }
 
-// Run searches after each note, until ctx ends. It tries again 100 ms after a failure, then twice as long each time, up
-// to 30 s; new notes do not wait for that. After a search it rests for as long as the search took.
+// Run searches after each record, until ctx ends. It tries again 100 ms after a failure, then after twice as long each
+// time, up to 30 s; new records do not wait. After a search it rests for as long as the search took.
 func (c *Cleaner) Run(ctx context.Context) {
 	waits := backoff.ExponentialBackOff{InitialInterval: 100 * time.Millisecond, Multiplier: 2, MaxInterval: 30 * time.Second}
 	var retry <-chan time.Time // nil unless the last search failed
@@ -177,12 +177,13 @@ func (c *Cleaner) deleteStale(ctx context.Context, family model.Family, nodePort
 	return stats, err
 }
 
-// A connection that begins while there are no rules is never translated: the decision about its first packet holds for
-// all later ones, also for a SYN that TCP sends again. So after a gap, unanswered entries of these protocols are
-// removed if they dial a frontend that has endpoints. kube-proxy leaves such entries to their timeout (120 s).
+// A connection that begins without rules is never translated: the decision about its first packet holds for all
+// packets, retransmitted SYNs included. So after a gap, unanswered entries of these protocols are deleted if they dial
+// a frontend with endpoints. In kube-proxy they stay until their timeout (120 s).
 var connectionProtocols = []model.Protocol{model.TCP, model.SCTP}
 
-// deleteUntranslated searches for such entries, if there was a gap since the last search that succeeded.
+// deleteUntranslated deletes untranslated connections to frontends with endpoints, if there was a gap since the last
+// successful search.
 func (c *Cleaner) deleteUntranslated(ctx context.Context) error {
 	gap := c.openGap()
 	if gap == nil {
@@ -213,7 +214,7 @@ func (c *Cleaner) deleteUntranslated(ctx context.Context) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.gap == gap { // and no other one came during the search
+	if c.gap == gap { // no other gap came during the search
 		c.gap = nil
 	}
 	return nil

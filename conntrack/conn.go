@@ -13,7 +13,7 @@ import (
 )
 
 // Conn searches the connection tracking table of one network namespace. It is safe for concurrent use. Each search
-// opens its own sockets, so a late answer is never taken for that to a later request.
+// opens its own sockets, so a late answer is never taken for the answer to a later request.
 type Conn struct {
 	netNS int
 	// timeout bounds the kernel's time for one datagram.
@@ -22,11 +22,11 @@ type Conn struct {
 	eventBuffer int
 }
 
-// answerTimeout is far longer than one datagram takes: the kernel skips a million entries in 0.1 s.
+// answerTimeout is far longer than the kernel needs for one datagram: it skips a million entries in 0.1 s.
 const answerTimeout = 10 * time.Second
 
-// Dial returns a Conn for the network namespace of the file descriptor, which must stay open as long as the Conn is
-// used, or with 0 for the current one. Listing and deleting need CAP_NET_ADMIN.
+// Dial returns a Conn for the network namespace of the file descriptor, which must stay open while the Conn is in use;
+// 0 stands for the current namespace. Listing and deleting need CAP_NET_ADMIN.
 func Dial(netNS int) (*Conn, error) {
 	c := &Conn{netNS: netNS, timeout: answerTimeout, eventBuffer: 32 << 20}
 	s, err := c.open(0)
@@ -53,8 +53,8 @@ func (c *Conn) DeleteFlows(ctx context.Context, family model.Family, protocol ui
 	return c.delete(ctx, family, protocol, 0, stale)
 }
 
-// DeleteUntranslated is DeleteFlows for entries whose destination was not translated and that nobody has answered, such
-// as a TCP connection whose first packet came while there were no rules. A kernel before 5.15 lists the others too.
+// DeleteUntranslated is DeleteFlows for untranslated, unanswered entries, such as a TCP connection whose first packet
+// came while there were no rules. A kernel before 5.15 lists all entries.
 func (c *Conn) DeleteUntranslated(ctx context.Context, family model.Family, protocol uint8, stale func(Flow) bool) (Stats, error) {
 	return c.delete(ctx, family, protocol, statusSeenReply|statusDstNAT, stale)
 }
@@ -92,9 +92,9 @@ func (q *Query) selects(f *Flow) bool {
 		(port == 0 || port == f.Dialed.Port())
 }
 
-// Entries calls do with each entry that the query selects, as the kernel lists them: in no order, and while flows come
-// and go perhaps one twice. The kernel filters them; one before 5.8 sends the whole family, of which Entries ignores
-// the others. When ctx ends, it returns ctx's error.
+// Entries calls do with each entry that the query selects, in the kernel's order: arbitrary, and perhaps an entry twice
+// while flows come and go. The kernel filters the entries; before 5.8 it sends the whole family, and Entries filters.
+// When ctx ends, it returns ctx's error.
 func (c *Conn) Entries(ctx context.Context, q Query, do func(Entry)) error {
 	_, err := c.each(ctx, q, 0, func(e entry) bool {
 		do(e.entry())
@@ -106,8 +106,8 @@ func (c *Conn) Entries(ctx context.Context, q Query, do func(Entry)) error {
 	return err
 }
 
-// each lists entries that have none of the status bits without, as long as do returns true. It returns how many the
-// kernel listed.
+// each lists entries that have none of the status bits without, as long as do returns true. It returns the number of
+// listed entries.
 func (c *Conn) each(ctx context.Context, q Query, without uint32, do func(entry) bool) (listed int, err error) {
 	s, err := c.open(0)
 	if err != nil {
@@ -130,10 +130,10 @@ type socket struct {
 	timeout time.Duration
 }
 
-// datagramSize is the size of the kernel's datagrams in a listing, if the reader takes as much.
+// datagramSize is the size of the kernel's datagrams in a listing, if the reader's buffer has room.
 const datagramSize = 1 << 15
 
-// open opens a socket that hears of the events of multicast groups, a mask of bits; 0 for none.
+// open opens a socket that subscribes to the multicast groups, a mask of bits; 0 for none.
 func (c *Conn) open(groups uint32) (*socket, error) {
 	nl, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{
 		NetNS: c.netNS, MessageBufferSize: datagramSize, Groups: groups,
@@ -144,7 +144,7 @@ func (c *Conn) open(groups uint32) (*socket, error) {
 	return &socket{nl, c.timeout}, nil
 }
 
-// expect gives the kernel the time for one more datagram.
+// expect sets the deadline for one more datagram.
 func (s *socket) expect() error { return s.nl.SetReadDeadline(time.Now().Add(s.timeout)) }
 
 // deadlineEvery is the number of entries after which the deadline moves. A datagram has more.
@@ -170,7 +170,7 @@ func (s *socket) list(request netlink.Message, do func(entry) bool) error {
 			err = s.expect()
 		}
 		if !goOn || err != nil {
-			s.nl.Close() // or the iterator reads the rest of the listing
+			s.nl.Close() // otherwise the iterator reads the rest of the listing
 			return err
 		}
 	}

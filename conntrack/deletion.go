@@ -20,16 +20,16 @@ type deletion struct {
 	ctx    context.Context
 	family model.Family
 
-	// s is nil until there is something to delete.
+	// s is nil before the first deletion.
 	s     *socket
 	names [][]byte
 
 	deleted, refused int
-	// refusal is the first of the kernel's refusals. err says that no more can be deleted.
+	// refusal is the first of the kernel's refusals. err ends all deletions.
 	refusal, err error
 }
 
-// add deletes the entry of that name, now or with those that follow. It reports whether more can be deleted.
+// add deletes the named entry, now or with the next ones. It reports whether deletions still work.
 func (d *deletion) add(name []byte) bool {
 	d.names = append(d.names, name)
 	if len(d.names) == deleteAtOnce {
@@ -38,7 +38,7 @@ func (d *deletion) add(name []byte) bool {
 	return d.err == nil
 }
 
-// finish deletes the remaining entries, and returns an error if any entry could not be deleted.
+// finish deletes the remaining entries, and returns an error if any deletion failed.
 func (d *deletion) finish() error {
 	d.flush()
 	if d.s != nil {
@@ -61,7 +61,7 @@ func (d *deletion) flush() {
 	d.names = nil
 }
 
-// delete deletes the entries of those names. It returns an error if the kernel did not answer for all of them.
+// delete deletes the named entries. It returns an error if the kernel did not answer for all of them.
 func (d *deletion) delete(names [][]byte) (err error) {
 	if d.s == nil {
 		if d.s, err = d.conn.open(0); err != nil {
@@ -78,8 +78,8 @@ func (d *deletion) delete(names [][]byte) (err error) {
 	return err
 }
 
-// readAnswers reads the answers up to that for the last request, and returns the number of entries that were not
-// deleted. One that does not exist any more is not refused.
+// readAnswers reads the answers up to the last request's, and returns the number of entries that were not deleted. A
+// missing entry is no refusal.
 func (d *deletion) readAnswers(last uint32) (kept int, err error) {
 	for {
 		if err := d.s.expect(); err != nil {

@@ -10,22 +10,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// entry is an entry as the kernel lists it.
+// entry is an entry of the kernel's listing.
 type entry struct {
 	flow Flow
 	// original, zone and id name the entry: the tuple of its first packet; the zone, nil for the default one; and the
-	// number that tells it from a later entry with the same tuple.
+	// number that distinguishes it from a later entry with the same tuple.
 	original, zone, id []byte
 	status             uint32
 	details            Entry
 }
 
-// Entry is a flow with all else that the kernel tells of it.
+// Entry is a flow with the kernel's further data.
 type Entry struct {
 	Flow
 	// Answered says that a packet came back.
 	Answered bool
-	// Left is the time after which the kernel forgets the flow, unless a packet comes.
+	// Left is the time until the kernel drops the entry, unless a packet comes.
 	Left time.Duration
 	// Begun is the time of the first packet; zero unless net.netfilter.nf_conntrack_timestamp was on then.
 	Begun time.Time
@@ -33,7 +33,7 @@ type Entry struct {
 	Packets, Bytes uint64
 }
 
-// entry returns what an Entry has of the kernel's entry.
+// entry returns the Entry of the kernel's entry.
 func (e *entry) entry() Entry {
 	e.details.Flow, e.details.Answered = e.flow, e.status&statusSeenReply != 0
 	return e.details
@@ -85,7 +85,7 @@ func decodeEntry(message []byte) (entry, error) {
 	err := netlinkattr.Each(message[min(headerLen, len(message)):], func(typ uint16, payload []byte) (err error) {
 		switch typ {
 		case ctaTupleOrig:
-			e.original, original = payload, tuple{} // the last one counts
+			e.original, original = payload, tuple{} // the last attribute counts
 			err = netlinkattr.Each(payload, original.take)
 		case ctaTupleReply:
 			reply = tuple{}

@@ -8,20 +8,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Event tells of a flow that began or ended, or of events that were lost.
+// Event is the begin or the end of a flow, or a loss of events.
 type Event struct {
 	Entry
-	// Ended says that the kernel has forgotten the flow; else it has seen the first packet.
+	// Ended says that the kernel has dropped the flow's entry; else it has seen the first packet.
 	Ended bool
-	// Lost says that events came faster than they were read, and some were lost. All other fields are zero then.
+	// Lost says that events came faster than they were read, and some were lost. All other fields are then zero.
 	Lost bool
 }
 
 // Follow calls do with each flow that begins or ends, of all families and protocols, until ctx ends or do returns an
-// error. It returns that error, or ctx's. ready, if not nil, is called as soon as no later event is missed.
+// error. It returns that error, or ctx's. ready, if not nil, is called when the subscription is in place.
 //
-// The kernel makes no events where net.netfilter.nf_conntrack_events is 0. Where it is 2, the default, the end of a
-// flow is told only if somebody already followed when the flow began.
+// With net.netfilter.nf_conntrack_events 0 the kernel sends no events. With 2, the default, it sends the end of a flow
+// only if a subscriber existed when the flow began.
 func (c *Conn) Follow(ctx context.Context, ready func(), do func(Event) error) error {
 	s, err := c.open(groupNew | groupDestroy)
 	if err != nil {

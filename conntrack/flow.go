@@ -1,8 +1,8 @@
 // Package conntrack lists and removes entries of the kernel's connection tracking table, over netlink.
 //
 // The kernel translates a Service's address for the first packet of a flow, and records the translation in an entry. It
-// translates all later packets by the entry. A TCP client whose endpoint is gone gets a reset and dials anew. But a UDP
-// client may keep the entry alive and send to an endpoint that does not answer. Such entries have to be deleted.
+// translates all later packets by the entry. A TCP client whose endpoint is gone gets a reset and dials anew. A UDP
+// client may keep the entry alive, and send to an endpoint that does not answer, so the entry has to be deleted.
 package conntrack
 
 import (
@@ -11,8 +11,8 @@ import (
 	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 )
 
-// Flow holds the addresses of an entry: those of its first packet, and the one from which answers come. Dialed and
-// Server differ if the destination was translated. It also holds the state of the connection.
+// Flow holds the addresses of an entry, and the state of the connection. Dialed and Server differ if the destination
+// was translated.
 type Flow struct {
 	// Protocol is the IP protocol number.
 	Protocol uint8
@@ -30,13 +30,13 @@ type Flow struct {
 // Translated reports whether the destination was translated.
 func (f Flow) Translated() bool { return f.Dialed != f.Server }
 
-// Finished reports whether the connection has ended, and the kernel only keeps its entry for late packets.
+// Finished reports whether the connection has ended, and the kernel keeps its entry for late packets alone.
 func (f Flow) Finished() bool {
 	return f.State == "TIME_WAIT" || f.State == "CLOSE" || f.State == "CLOSED"
 }
 
 // The states by their numbers: enum tcp_conntrack of linux/netfilter/nf_conntrack_tcp.h, and enum sctp_conntrack of
-// nf_conntrack_sctp.h. A number that a later kernel adds has no word.
+// nf_conntrack_sctp.h. A later kernel's number has no word.
 var (
 	tcpStates  = []string{"NONE", "SYN_SENT", "SYN_RECV", "ESTABLISHED", "FIN_WAIT", "CLOSE_WAIT", "LAST_ACK", "TIME_WAIT", "CLOSE", "SYN_SENT2"}
 	sctpStates = []string{"NONE", "CLOSED", "COOKIE_WAIT", "COOKIE_ECHOED", "ESTABLISHED", "SHUTDOWN_SENT", "SHUTDOWN_RECD", "SHUTDOWN_ACK_SENT", "HEARTBEAT_SENT", "HEARTBEAT_ACKED"}

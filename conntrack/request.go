@@ -57,7 +57,7 @@ const (
 	filterProtoNum        = 1 << 3
 	filterDestinationPort = 1 << 5
 
-	// groupNew and groupDestroy are bits of the multicast groups that tell of new and of ended flows.
+	// groupNew and groupDestroy are bits of the multicast groups for new and ended flows.
 	groupNew     = 1 << 0
 	groupDestroy = 1 << 2
 )
@@ -65,12 +65,12 @@ const (
 // addressFamilies has the kernel's numbers of the families.
 var addressFamilies = map[model.Family]uint8{model.IPv4: unix.AF_INET, model.IPv6: unix.AF_INET6}
 
-// listRequest asks for the entries that the query selects and that have none of the bits without in their status.
+// listRequest requests the entries that the query selects and that have none of the bits without in their status.
 func listRequest(q Query, without uint32) netlink.Message {
 	var body netlinkattr.List
 	flags := uint32(filterProtoNum)
 	tuple := body.Begin(ctaTupleOrig)
-	// The kernel's filter for IPv6 addresses lists all but the wanted one (Linux 6.18).
+	// The kernel's filter for an IPv6 address lists all other addresses (Linux 6.18).
 	if addr := q.Dialed.Addr(); addr.Is4() {
 		flags |= filterDestination
 		ip := body.Begin(ctaTupleIP)
@@ -96,7 +96,7 @@ func listRequest(q Query, without uint32) netlink.Message {
 	return request(msgGet, netlink.Dump, q.Family, body)
 }
 
-// deleteRequests asks to delete the entries of those names. The kernel answers refused requests and the last one.
+// deleteRequests requests the deletion of the named entries. The kernel answers refused requests and the last one.
 func deleteRequests(family model.Family, names [][]byte) []netlink.Message {
 	var requests []netlink.Message
 	for _, name := range names {

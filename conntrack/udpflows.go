@@ -9,12 +9,12 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// udpFlows holds the owner of each UDP frontend, and the frontends whose flows have to be searched for.
+// udpFlows holds the owner of each UDP frontend, and the frontends to search for.
 //
 // A translated flow is stale if its frontend is gone; if EndpointSlices do not list its endpoint any more; or if its
-// endpoint does not serve and another one does. While none serves, flows to listed endpoints stay, as over TCP: one
-// replica that is unready for seconds keeps its peers. kube-proxy 1.37 deletes them, and keeps those of frontends that
-// are gone. A flow that was never translated is stale if its frontend has a serving endpoint.
+// endpoint does not serve and another endpoint does. While no endpoint serves, flows to listed endpoints stay, as over
+// TCP: a single replica that is unready for seconds keeps its peers. kube-proxy 1.37 deletes these flows, and keeps
+// flows of frontends that are gone. An untranslated flow is stale if its frontend has a serving endpoint.
 type udpFlows struct {
 	// mu is held for one change or one flow at a time.
 	mu    sync.Mutex
@@ -23,7 +23,7 @@ type udpFlows struct {
 	changes uint64
 	// owners holds the Service port that serves each frontend.
 	owners map[udpFrontend]*model.ServicePort
-	// pending holds the frontends to search for, with the number of the change. Those without an owner are gone.
+	// pending holds the frontends to search for, with the number of the change. Frontends without an owner are gone.
 	pending map[udpFrontend]uint64
 	// nodePorts are the prefixes on which node ports answer.
 	nodePorts map[model.Family][]netip.Prefix
@@ -35,7 +35,8 @@ type udpFrontend struct {
 	at     netip.AddrPort
 }
 
-// maxGone bounds the frontends that are gone and not searched for yet. The flows of others end by their time-outs.
+// maxGone bounds the frontends that are gone and not searched for yet. The flows of further frontends end by their
+// timeouts.
 const maxGone = 100_000
 
 func newUDPFlows() *udpFlows {
@@ -45,7 +46,7 @@ func newUDPFlows() *udpFlows {
 	}
 }
 
-// apply notes the frontends that changes concern. It reports whether there are flows to search for.
+// apply records the frontends of changes, and reports whether there are flows to search for.
 func (u *udpFlows) apply(rules Rules, changes *model.Changes) (pending bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -68,7 +69,7 @@ func (u *udpFlows) apply(rules Rules, changes *model.Changes) (pending bool) {
 	return len(u.pending) > 0
 }
 
-// lookAtAll notes all frontends.
+// lookAtAll records all frontends.
 func (u *udpFlows) lookAtAll() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -95,8 +96,8 @@ func (u *udpFlows) set(rules Rules, id model.PortID, port *model.ServicePort) {
 	u.ports[id] = port
 }
 
-// reconcile updates the owner of a frontend after a change; nil for none. Only the endpoints of the owner count: an
-// author who names another Service's address as an external IP does not get that Service's flows removed.
+// reconcile updates the owner of a frontend after a change; nil for none. Only the owner's endpoints count: an external
+// IP that names another Service's address does not remove this Service's flows.
 func (u *udpFlows) reconcile(fe udpFrontend, owner *model.ServicePort) {
 	before := u.owners[fe]
 	if owner == nil {
@@ -121,15 +122,15 @@ func makesStale(before, now *model.ServicePort) bool {
 	return slices.ContainsFunc(before.Serving, lost) || slices.ContainsFunc(before.NotServing, lost)
 }
 
-// gone notes a frontend that nobody owns any more. The caller holds mu.
+// gone records a frontend without an owner. The caller holds mu.
 func (u *udpFlows) gone(fe udpFrontend) {
 	if len(u.pending) < len(u.owners)+maxGone {
 		u.pending[fe] = u.changes
 	}
 }
 
-// begin reports whether to search for flows, and whether some may have dialed a node port. A search that starts
-// now covers all changes up to the number upTo.
+// begin reports whether to search for flows, and whether any may have dialed a node port. A search from now on covers
+// all changes up to the number upTo.
 func (u *udpFlows) begin(family model.Family) (some, nodePorts bool, upTo uint64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -143,15 +144,15 @@ func (u *udpFlows) begin(family model.Family) (some, nodePorts bool, upTo uint64
 	return some, nodePorts, u.changes
 }
 
-// done notes that a search has covered all changes up to the number that begin returned.
+// done records a search that has covered all changes up to the number that begin returned.
 func (u *udpFlows) done(family model.Family, upTo uint64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	maps.DeleteFunc(u.pending, func(fe udpFrontend, change uint64) bool { return fe.family == family && change <= upTo })
 }
 
-// stale reports whether a UDP flow of a pending frontend is stale. local holds the machine's own addresses: the same
-// port number on another machine is no node port.
+// stale reports whether a UDP flow of a pending frontend is stale. local holds the machine's own addresses: a port
+// number on another machine is no node port.
 func (u *udpFlows) stale(f Flow, local []netip.Prefix) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -16,8 +16,8 @@ import (
 	"k8s.io/utils/cpuset"
 )
 
-// maxScaled limits the product of maxPerCore and the cores, as in kube-proxy since v1.37,
-// because the table takes memory.
+// maxScaled bounds the product of maxPerCore and the cores, as in kube-proxy since v1.37, because the table takes
+// memory.
 const maxScaled = 1 << 20
 
 const hashSizeFile = "sys/module/nf_conntrack/parameters/hashsize"
@@ -32,7 +32,7 @@ const hashSizeFile = "sys/module/nf_conntrack/parameters/hashsize"
 //   - Timeouts are set in whole seconds, at least one.
 //
 // The error names each sysctl that is wrong and cannot be set, and the remedy. A sysctl in missing does not exist
-// before the kernel loads the module nf_conntrack, which rules that use connection tracking do. See AwaitConntrack.
+// before the kernel loads the module nf_conntrack, as rules with connection tracking make it do. See AwaitConntrack.
 func (t Tree) SetConntrack(ctx context.Context, config *kubeproxyv1alpha1.KubeProxyConntrackConfiguration) (missing []string, err error) {
 	logger := klog.FromContext(ctx)
 	entries := maxEntries(config, t.cores())
@@ -71,14 +71,14 @@ func (t Tree) ConntrackChanges(config *kubeproxyv1alpha1.KubeProxyConntrackConfi
 	return changes
 }
 
-// The first and the longest wait before AwaitConntrack looks again.
+// The first and the longest wait between two tries of AwaitConntrack.
 const (
 	minAwait = 100 * time.Millisecond
 	maxAwait = time.Minute
 )
 
-// AwaitConntrack calls SetConntrack, more and more seldom, until every sysctl exists. It logs an error if one cannot be
-// set, and when sysctls have been missing for a minute.
+// AwaitConntrack calls SetConntrack, with growing waits, until every sysctl exists. It logs sysctls that cannot be set,
+// and sysctls that have been missing for a minute.
 func (t Tree) AwaitConntrack(ctx context.Context, config *kubeproxyv1alpha1.KubeProxyConntrackConfiguration) {
 	logger := klog.FromContext(ctx)
 	waits := backoff.ExponentialBackOff{InitialInterval: minAwait, Multiplier: 2, MaxInterval: maxAwait}

@@ -1,6 +1,6 @@
-// Package sysctl sets the kernel parameters of a node that kube-proxy sets: those of connection tracking, and the OOM
-// score of the process. The nftables mode needs neither route_localnet (CVE-2020-8558) nor the parameters of IPVS.
-// ip_forward and bridge-nf-call-iptables belong to the program that sets up the node.
+// Package sysctl sets the same kernel parameters as kube-proxy: connection tracking, and the OOM score of the process.
+// The nftables mode needs neither route_localnet (CVE-2020-8558) nor the parameters of IPVS. ip_forward and
+// bridge-nf-call-iptables belong to the program that sets up the node.
 package sysctl
 
 import (
@@ -16,7 +16,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Tree is the directory tree in which the kernel shows its parameters. The zero value is the machine's own.
+// Tree is the directory tree of kernel parameters. The zero value is the machine's.
 type Tree struct {
 	// Root is the directory that holds proc and sys. Default "/".
 	Root string
@@ -54,16 +54,16 @@ type setting struct {
 	value int
 	// atLeast accepts a larger value too.
 	atLeast bool
-	// leave is the change of the configuration that leaves the sysctl alone.
+	// leave is the setting with which the sysctl stays as it is.
 	leave string
 }
 
 func (s *setting) file() string { return "proc/sys/" + strings.ReplaceAll(s.name, ".", "/") }
 
-// holds reports whether a value is right.
+// holds reports whether a value satisfies the setting.
 func (s *setting) holds(value int) bool { return value == s.value || s.atLeast && value > s.value }
 
-// set writes the sysctl unless its value is right already. A sysctl that does not exist is fs.ErrNotExist.
+// set writes the sysctl unless its value satisfies the setting. A missing sysctl is fs.ErrNotExist.
 func (t Tree) set(logger klog.Logger, s setting) error {
 	current, err := t.readInt(s.file())
 	if err != nil {
@@ -81,7 +81,7 @@ func (t Tree) set(logger klog.Logger, s setting) error {
 	return nil
 }
 
-// reason strips an error of the file's path: the sysctl's name says it already.
+// reason removes the file's path from an error that has the sysctl's name.
 func reason(err error) error {
 	if pathError := (*fs.PathError)(nil); errors.As(err, &pathError) {
 		return pathError.Err

@@ -14,8 +14,9 @@ import (
 	"github.com/nftproxy/nftproxy/proxy"
 )
 
-// cleanup removes the rules of every mode of kube-proxy, and logs them. Anything that it cannot remove is an error, and
-// so is a running proxy that adds the tables again. With a service-proxy-name it removes the tables of that proxy only.
+// cleanup removes the rules of every mode of kube-proxy, and logs them. Leftovers that it cannot remove are an error,
+// and so is a running proxy that adds the tables again. With a service-proxy-name it removes the tables of this name
+// alone.
 func cleanup(ctx context.Context, serviceProxyName string, remover leftovers.Remover) error {
 	logger := klog.FromContext(ctx)
 	conn, err := nft.Dial(nft.Config{})
@@ -48,8 +49,8 @@ func cleanup(ctx context.Context, serviceProxyName string, remover leftovers.Rem
 	return errors.Join(err, addedAgain(ctx, conn, serviceProxyName))
 }
 
-// cleanupLeftovers removes the leftovers of kube-proxy's other modes, without regard for connections of the mode ipvs.
-// It returns the number of removed things, and an error if any leftovers remain.
+// cleanupLeftovers removes the leftovers of kube-proxy's other modes, and ends connections of the mode ipvs. It returns
+// the number of removed objects, and an error if any remain.
 func cleanupLeftovers(ctx context.Context, remover leftovers.Remover) (removed int, err error) {
 	logger := klog.FromContext(ctx)
 	remover.DrainTimeout = 0
@@ -67,7 +68,7 @@ func cleanupLeftovers(ctx context.Context, remover leftovers.Remover) (removed i
 	return removal.Removed.Count, errors.Join(err, remaining(ctx))
 }
 
-// returnTime limits the wait for removed tables to come back. A proxy adds them again within about a second.
+// returnTime bounds the wait for removed tables to come back. A proxy adds them again within about a second.
 const returnTime = 3 * time.Second
 
 // addedAgain returns an error if a running proxy adds the tables again.

@@ -15,7 +15,8 @@ import (
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
 )
 
-// complete makes one valid configuration of the flags, or of their file, beside which most flags have no effect.
+// complete makes a valid configuration of the flags, or of the configuration file, beside which most flags have no
+// effect.
 func (o *options) complete(flags *pflag.FlagSet) error {
 	if err := o.validate(); err != nil {
 		return err
@@ -57,7 +58,7 @@ func (o *options) completeFromFile(flags *pflag.FlagSet) error {
 	return o.checkOneSource(flags)
 }
 
-// overrideLeftovers sets what the flags for leftovers say.
+// overrideLeftovers applies the flags for leftovers.
 func (o *options) overrideLeftovers(flags *pflag.FlagSet) {
 	linux := &o.config.Linux
 	linux.Leftovers = cmp.Or(o.leftovers, linux.Leftovers)
@@ -76,7 +77,7 @@ func (o *options) completeFromFlags(flags *pflag.FlagSet) error {
 	}
 	*c.IPVS.MasqueradeBit = *c.IPTables.MasqueradeBit
 	if !flags.Changed("proxy-mode") {
-		// As in a v1alpha1 file without a mode: to kube-proxy that is the mode iptables.
+		// As in a v1alpha1 file, where kube-proxy takes no mode for iptables.
 		*c.NFTables.MasqueradeBit = *c.IPTables.MasqueradeBit
 	} else if flags.Changed("iptables-masquerade-bit") {
 		o.warn("--iptables-masquerade-bit: ignored, because --proxy-mode is given; set nftables.masqueradeBit in a file instead")
@@ -102,7 +103,7 @@ func (o *options) warn(format string, args ...any) {
 	o.warnings = append(o.warnings, fmt.Sprintf(format, args...))
 }
 
-// warnIgnored warns of the flags on the command line that meet a condition, and says why they have no effect.
+// warnIgnored warns of the flags on the command line that meet a condition, with the reason why they have no effect.
 func (o *options) warnIgnored(flags *pflag.FlagSet, condition func(flagInfo) bool) {
 	for _, f := range o.changedFlags(flags, condition) {
 		o.warn("--%s: ignored, because %s", f.name, f.ignored())
@@ -141,7 +142,7 @@ func overrideLogging(from *pflag.FlagSet, to *logsapi.LoggingConfiguration) erro
 	before := to.DeepCopy()
 	onFile := pflag.NewFlagSet("logging", pflag.ContinueOnError)
 	logsapi.AddFlags(to, onFile)
-	*to = *before // AddFlags resets some of it
+	*to = *before // undoes a reset by AddFlags
 	to.VModule = nil
 	var err error
 	onFile.VisitAll(func(f *pflag.Flag) {

@@ -21,16 +21,15 @@ type flagInfo struct {
 	name string
 	// field is the path of the field that it sets in a v1alpha2 document; empty if there is none.
 	field string
-	// value points to the variable that the flag sets and whose value is its default; or it is a pflag.Value, or a func
-	// that takes a bool's text. It is nil for a flag of a library.
+	// value points to the flag's variable, which holds the default; or it is a pflag.Value, or a func for a bool's
+	// text. It is nil for a flag of a library.
 	value any
 	usage string
 	// besideConfig says that the flag has an effect beside a configuration file too.
 	besideConfig bool
 }
 
-// flagTable returns every flag of kube-proxy v1.37, those that v1.36 had besides, and
-// this project's own, in alphabetical order.
+// flagTable returns all flags of kube-proxy v1.36 and v1.37, and this project's own flags, in alphabetical order.
 func (o *options) flagTable() []flagInfo {
 	table := slices.Concat(o.processFlags(), o.nodeLocal.flags(), loggingFlags)
 	for i := range table {
@@ -52,7 +51,7 @@ func (o *options) addFlags(flags *pflag.FlagSet) {
 	}
 }
 
-// addSome adds the flags of those names.
+// addSome adds the named flags.
 func (o *options) addSome(flags *pflag.FlagSet, names ...string) {
 	addFlags(flags, slices.DeleteFunc(o.flagTable(), func(f flagInfo) bool { return !slices.Contains(names, f.name) }))
 }
@@ -98,7 +97,7 @@ func (o *options) processFlags() []flagInfo {
 		{name: "leftovers-drain-timeout", field: "linux.leftoversDrainTimeout", value: &o.drainTimeout, usage: "How long established connections keep the virtual servers that the mode ipvs left; then they end. 0 ends them at once"},
 		{name: "master", value: &o.master, usage: "The address of the API server; overrides the one in the kubeconfig file"},
 		{name: "manifests", value: &o.manifests, usage: "A directory with manifests of Services, EndpointSlices, Nodes and ServiceCIDRs (.yaml, .yml, .json) to take them from instead of an API server; watched for changes"},
-		// A library in kube-proxy had these up to v1.36.
+		// Flags of a library in kube-proxy up to v1.36.
 		{name: "boot-id-file", value: new("/proc/sys/kernel/random/boot_id"), usage: "Files to read the boot ID from; ignored"},
 		{name: "machine-id-file", value: new("/etc/machine-id,/var/lib/dbus/machine-id"), usage: "Files to read the machine ID from; ignored"},
 	}
@@ -125,7 +124,7 @@ func (n *nodeLocalOptions) flags() []flagInfo {
 	}
 }
 
-// loggingFlags are those of logsapi.AddFlags.
+// loggingFlags are the flags of logsapi.AddFlags.
 var loggingFlags = []flagInfo{
 	{name: "log-flush-frequency", field: "logging.flushFrequency"},
 	{name: "log-json-info-buffer-size", field: "logging.options.json.infoBufferSize"},
@@ -176,7 +175,7 @@ func (o *options) configFlags() []flagInfo {
 		{name: "conntrack-tcp-timeout-close-wait", field: "linux.conntrack.tcpCloseWaitTimeout", value: &conntrack.TCPCloseWaitTimeout.Duration, usage: "The timeout of a TCP connection in CLOSE_WAIT; 0 leaves the kernel's timeout"},
 		{name: "conntrack-udp-timeout", field: "linux.conntrack.udpTimeout", value: &conntrack.UDPTimeout.Duration, usage: "The timeout of a UDP flow without answer; 0 leaves the kernel's timeout"},
 		{name: "conntrack-udp-timeout-stream", field: "linux.conntrack.udpStreamTimeout", value: &conntrack.UDPStreamTimeout.Duration, usage: "The timeout of a UDP flow with answers; 0 leaves the kernel's timeout"},
-		// For modes that this proxy does not have. --write-config-to writes their values nevertheless.
+		// For modes that this proxy does not have. --write-config-to writes their values.
 		{name: "iptables-localhost-nodeports", field: "iptables.localhostNodePorts", value: c.IPTables.LocalhostNodePorts, usage: `Let node ports answer on loopback addresses (mode iptables); here, add "localhost" to --nodeport-addresses`},
 		{name: "ipvs-scheduler", field: "ipvs.scheduler", value: &c.IPVS.Scheduler, usage: "The scheduler of the mode ipvs; ignored"},
 		{name: "ipvs-exclude-cidrs", field: "ipvs.excludeCIDRs", value: &c.IPVS.ExcludeCIDRs, usage: "Addresses of virtual servers of other programs: they stay when what the mode ipvs left is removed"},
@@ -206,7 +205,7 @@ func (f flagInfo) ignored() string {
 
 // flagNames names the fields of the configuration by their flags, for errors.
 func (o *options) flagNames() config.Names {
-	// A flag for the bit of nftables alone does not exist.
+	// No flag sets the bit of nftables alone.
 	names := config.Names{"nftables.masqueradeBit": "--iptables-masquerade-bit", "ipvs.masqueradeBit": "--iptables-masquerade-bit"}
 	for _, f := range o.flagTable() {
 		if f.field != "" {

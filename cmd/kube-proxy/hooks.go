@@ -24,7 +24,7 @@ type sourceHooks struct {
 	onFailing    func(resource string, failing bool)
 	onMissing    func(node.Missing)
 	previousNode func() (model.Node, error)
-	// guard decides about lists that lack most of what serves.
+	// guard decides about implausible lists.
 	guard *model.ListGuard
 }
 
@@ -43,7 +43,7 @@ func newSourceHooks(ctx context.Context, p *health.Proxy, conn *nft.Conn, guard 
 	}
 }
 
-// newListGuard returns the guard of a proxy, which SIGUSR1 tells to believe.
+// newListGuard returns the guard of a proxy. SIGUSR1 makes it believe the last lists.
 func newListGuard(ctx context.Context, conn *nft.Conn) *model.ListGuard {
 	guard := &model.ListGuard{
 		Before: func(resource string, kubernetes bool) bool { return inForce(ctx, conn, resource, kubernetes) },
@@ -53,7 +53,7 @@ func newListGuard(ctx context.Context, conn *nft.Conn) *model.ListGuard {
 	return guard
 }
 
-// believeOnSignal makes the guard believe on each SIGUSR1.
+// believeOnSignal makes the guard believe the last lists on each SIGUSR1.
 func believeOnSignal(ctx context.Context, guard *model.ListGuard) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGUSR1)
@@ -68,8 +68,8 @@ func believeOnSignal(ctx context.Context, guard *model.ListGuard) {
 	}
 }
 
-// inForce reports whether the rules in the kernel, of any earlier kube-proxy in any mode, have a resource; true if it cannot
-// read them. If the list has default/kubernetes, rules for one address prove nothing.
+// inForce reports whether the kernel has rules of an earlier kube-proxy, in any mode, for a resource; true if it cannot
+// read the rules. If the list has default/kubernetes, rules for one address prove nothing.
 func inForce(ctx context.Context, conn *nft.Conn, resource string, kubernetes bool) bool {
 	look, addresses := proxy.HasServices, 1
 	if resource == "endpointslices" {
@@ -86,13 +86,13 @@ func inForce(ctx context.Context, conn *nft.Conn, resource string, kubernetes bo
 	return has || otherModes(ctx)
 }
 
-// otherModes reports whether rules of kube-proxy's other modes serve.
+// otherModes reports whether rules of kube-proxy's other modes are in force.
 func otherModes(ctx context.Context) bool {
 	found, _ := leftovers.Find(ctx) // leftovers.Watch reports a failure
 	return len(found) > 0
 }
 
-// previousNode returns the facts about the Node that the rules of an earlier kube-proxy hold.
+// previousNode returns the facts about the Node in the rules of an earlier kube-proxy.
 func previousNode(ctx context.Context, conn *nft.Conn, serviceProxyName string) (model.Node, error) {
 	var tables []*nft.Table
 	for _, family := range nft.Families {
@@ -123,8 +123,8 @@ func observeFlows(family model.Family, stats conntrack.Stats, err error) {
 	}
 }
 
-// hooks returns callbacks that set the metrics of the backend. Tables that the backend cannot repair count as a change
-// that waits for a sync.
+// hooks returns callbacks for the metrics of the backend. Tables that the backend cannot repair count as a waiting
+// change.
 func hooks(h *health.Proxy, events *node.Events) proxy.Hooks {
 	return proxy.Hooks{
 		OnCommitting:    h.Committing,

@@ -17,7 +17,7 @@ import (
 	"github.com/nftproxy/nftproxy/sysctl"
 )
 
-// initOnly does the work that needs more privileges than CAP_NET_ADMIN, so that run needs no other.
+// initOnly does the work that needs more privileges than CAP_NET_ADMIN, so that run needs CAP_NET_ADMIN alone.
 func initOnly(ctx context.Context, o *options) error {
 	conn, err := nft.Dial(nft.Config{})
 	if err != nil {
@@ -31,8 +31,8 @@ func initOnly(ctx context.Context, o *options) error {
 	return nil
 }
 
-// prepareKernel probes the kernel features that the rules need, which loads modules, and then sets those modules' sysctls.
-// It returns the names of the sysctls that do not exist yet.
+// prepareKernel probes the required kernel features, which loads modules, and then sets the modules' sysctls. It
+// returns the names of missing sysctls.
 func prepareKernel(ctx context.Context, o *options, conn *nft.Conn) (missing []string, err error) {
 	families := nft.Families[:]
 	if !(sysctl.Tree{}).KernelHasIPv6() {
@@ -61,8 +61,8 @@ func prepareKernel(ctx context.Context, o *options, conn *nft.Conn) (missing []s
 	return missing, err
 }
 
-// nameObstacles logs the interfaces by which direct return cannot get packets, or not long ones, and the firewalls that
-// may drop what this node sends on.
+// nameObstacles logs interfaces on which direct return loses packets, or long packets, and firewalls that may drop
+// forwarded packets.
 func nameObstacles(ctx context.Context, serviceProxyName string) {
 	const named = 10
 	logger := klog.FromContext(ctx)
@@ -80,7 +80,7 @@ func nameObstacles(ctx context.Context, serviceProxyName string) {
 		logger.Info("Direct return: interfaces to other nodes have a smaller MTU than the default route; clients are told to send shorter packets",
 			"interfaces", small[:min(len(small), named)], "count", len(small), "defaultMTU", mtu)
 	}
-	go func() { // nobody waits for the rules of other programs
+	go func() { // the start does not wait for the rules of other programs
 		others, err := leftovers.FindOthers(ctx, 0, compiler.TableNameFor(serviceProxyName))
 		if err != nil && ctx.Err() == nil {
 			logger.Info("Direct return: cannot read all rules of other programs", "reason", err.Error())
@@ -92,7 +92,7 @@ func nameObstacles(ctx context.Context, serviceProxyName string) {
 	}()
 }
 
-// setOOMScore only logs an error: a proxy without the capability for it runs too.
+// setOOMScore only logs an error: a proxy runs without the capability too.
 func setOOMScore(ctx context.Context, c *v1alpha2.KubeProxyConfiguration) {
 	if err := (sysctl.Tree{}).SetOOMScoreAdj(int(*c.Linux.OOMScoreAdj)); err != nil {
 		klog.FromContext(ctx).V(2).Info("Cannot set the OOM score", "reason", err.Error())

@@ -67,7 +67,7 @@ restarts; --cleanup removes them.`,
 	return cmd
 }
 
-// noArgs lets empty arguments pass, which templates of manifests leave behind.
+// noArgs accepts empty arguments, which templates of manifests may leave behind.
 func noArgs(cmd *cobra.Command, args []string) error {
 	return cobra.NoArgs(cmd, slices.DeleteFunc(slices.Clone(args), func(arg string) bool { return arg == "" }))
 }
@@ -92,7 +92,7 @@ func (o *options) apply(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
 	logger.Info("Version info", "nftproxy", version.Own(), "kubeProxy", version.KubeProxy(), "go", runtime.Version())
 	if o.cleanup {
-		return nil // the warnings concern a proxy that runs
+		return nil // the warnings are for a running proxy
 	}
 	for _, warning := range o.warnings {
 		logger.Info("Configuration warning", "warning", warning)
@@ -100,7 +100,7 @@ func (o *options) apply(ctx context.Context) error {
 	return nil
 }
 
-// do carries out the command line.
+// do runs the task that the command line selects.
 func (o *options) do(ctx context.Context) error {
 	switch {
 	case o.writeConfigTo != "":

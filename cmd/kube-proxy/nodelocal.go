@@ -20,14 +20,14 @@ import (
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
-// nodeLocalHistory limits the deleted Service ports, of some 200 bytes each, that a server remembers for clients that
-// come back.
+// nodeLocalHistory bounds the deleted Service ports, of some 200 bytes each, that a server remembers for clients that
+// resume.
 const nodeLocalHistory = 30_000
 
 // nodeLocalOptions are the flags for the node-local API.
 type nodeLocalOptions struct {
 	v1alpha2.NodeLocalConfiguration
-	// keys are the labels and annotations of Services that a client asks for.
+	// keys are the labels and annotations of Services that a client requests.
 	keys model.ServiceKeys
 }
 
@@ -53,7 +53,7 @@ func (n *nodeLocalOptions) files() nodelocal.TLSFiles {
 
 const tlsFlags = "--node-local-cert-file, --node-local-key-file, --node-local-ca-file"
 
-// checkTLS refuses an address of the network without the files for TLS.
+// checkTLS refuses tcp:// without the files for TLS.
 func (n *nodeLocalOptions) checkTLS(address string) error {
 	if strings.HasPrefix(address, "tcp://") && !n.files().Any() {
 		return fmt.Errorf("%s needs TLS with client certificates: set %s", address, tlsFlags)
@@ -61,7 +61,7 @@ func (n *nodeLocalOptions) checkTLS(address string) error {
 	return nil
 }
 
-// newClient returns a client of the source with the caller's options and those of the flags.
+// newClient returns a client of the source with the options of the caller and of the flags.
 func (n *nodeLocalOptions) newClient(ctx context.Context, options nodelocal.Options) (*nodelocal.Client, error) {
 	if err := n.checkTLS(n.Source); err != nil {
 		return nil, fmt.Errorf("--node-local-source: %w", err)

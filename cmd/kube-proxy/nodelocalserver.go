@@ -61,9 +61,9 @@ func (o *serverOptions) addFlags(flags *pflag.FlagSet) {
 		"node-local-cert-file", "node-local-key-file", "node-local-ca-file")
 }
 
-// newServerGuard returns the guard of a server. Clients may have rules for Services and endpoints, so the server believes
-// no first list without any. With default/kubernetes it does, because a new cluster has no others; clients with a state
-// hold what that lacks.
+// newServerGuard returns the guard of a server. Clients may have rules for Services and endpoints, so the server
+// believes no empty first list. It believes a list with default/kubernetes alone, because a new cluster has no other
+// Service; clients with a state hold their other ports.
 func newServerGuard(ctx context.Context) *model.ListGuard {
 	guard := &model.ListGuard{
 		Before: func(_ string, kubernetes bool) bool { return !kubernetes },
@@ -120,12 +120,12 @@ func (o *serverOptions) run(ctx context.Context) error {
 }
 
 // serverPages returns the metrics and the health of a server. /livez says that the process answers; /readyz and
-// /healthz are 503 until t knows all Services and EndpointSlices. Later they are 200, and say what is held: clients that
-// come get what is in force.
+// /healthz are 503 until t knows all Services and EndpointSlices. Later they are 200, and list held objects, which
+// clients get too.
 func serverPages(t *tracker.Tracker, guard *model.ListGuard) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", legacyregistry.Handler())
-	ok := func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") } // whoever asked may be gone
+	ok := func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") } // the client may be gone
 	ready := func(w http.ResponseWriter, r *http.Request) {
 		if reason := t.WaitingFor(); reason != "" {
 			http.Error(w, "not ready: waiting for "+reason, http.StatusServiceUnavailable)

@@ -52,7 +52,7 @@ server is away, it prints nothing; when one is back, only the difference.`,
 	flags.StringSliceVar(&o.nodeLocal.keys.Annotations, "service-annotations", nil,
 		"Keys of annotations of Services to print with their ports")
 	flags.StringVarP(&format, "output", "o", "jsonl", "The format: jsonl is one JSON object a line")
-	_ = cmd.MarkFlagRequired("node-local-source") // it is there
+	_ = cmd.MarkFlagRequired("node-local-source") // the flag exists
 	return cmd
 }
 
@@ -83,7 +83,7 @@ func watchNodeLocal(ctx context.Context, o *options, out io.Writer) error {
 // linePrinter is a backend that prints changes.
 type linePrinter struct {
 	out *bufio.Writer
-	// stop ends the program when nobody reads any more; err is the error of the last write.
+	// stop ends the program when its output is closed; err is the error of the last write.
 	stop context.CancelCauseFunc
 	err  error
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
-// options are the settings of the command line, or of the configuration file in its place.
+// options holds the settings of the command line, or of the configuration file.
 type options struct {
 	configFile, writeConfigTo string
 	writeConfigVersion        string
@@ -31,7 +31,7 @@ type options struct {
 	nodeLocal                 nodeLocalOptions
 	// serviceProxyName is empty for the proxy of all Services without the label.
 	serviceProxyName string
-	// leftovers is the flag; config has the setting.
+	// leftovers is the flag --leftovers; config has the setting.
 	leftovers v1alpha2.LeftoversPolicy
 	// drainTimeout is the flag --leftovers-drain-timeout; config has the setting.
 	drainTimeout time.Duration
@@ -42,10 +42,10 @@ type options struct {
 	flags *pflag.FlagSet
 	// file is the file that complete read; nil without --config.
 	file *config.File
-	// warnings are those of complete, one line each.
+	// warnings are complete's warnings, one line each.
 	warnings []string
 
-	// Flags that are not just a field of config.
+	// Flags without a field of config.
 	hostname                 string
 	bindAddress, clusterCIDR string
 	healthzAddress           string
@@ -56,7 +56,7 @@ type options struct {
 }
 
 func defaultOptions() *options {
-	// The flags have the defaults of v1alpha1, as kube-proxy's.
+	// As in kube-proxy, the flags have the defaults of v1alpha1.
 	c, _ := v1alpha2.FromV1alpha1(&kubeproxyv1alpha1.KubeProxyConfiguration{})
 	v1alpha2.SetDefaults(c)
 	return &options{
@@ -91,7 +91,7 @@ func (o *options) validate() error {
 
 const serviceProxyNameHelp = "Serve the Services whose label service.kubernetes.io/service-proxy-name has this value, instead of those without the label"
 
-// checkServiceProxyName checks the flag. The name of a table can hold every value of a label.
+// checkServiceProxyName checks the flag: any value of a label, which any table's name can contain.
 func checkServiceProxyName(name string) error {
 	if problems := validation.IsValidLabelValue(name); len(problems) > 0 {
 		return fmt.Errorf("--service-proxy-name: %q: %s", name, strings.Join(problems, "; "))
@@ -140,7 +140,7 @@ func (o *options) nodeName() (string, error) {
 	return name, nil
 }
 
-// source returns the source of Services, unless that is a node-local server.
+// source returns the source of Services: an API server or a directory of manifests.
 func (o *options) source(nodeName string, hooks sourceHooks) (tracker.Source, error) {
 	if o.manifests != "" {
 		source := manifests.New(o.manifests)
@@ -183,7 +183,8 @@ func (o *options) events(ctx context.Context, nodeName string) (*node.Events, er
 	return node.NewEvents(ctx, settings, nodeName)
 }
 
-// guard returns the settings for the guard of the Node. A directory of manifests lists everything, so there is no wait.
+// guard returns the settings for the guard of the Node. With a directory of manifests, which lists everything, it does
+// not wait.
 func (o *options) guard(nodeName string, hooks sourceHooks) node.Options {
 	options := node.Options{
 		NodeName:     nodeName,

@@ -45,7 +45,7 @@ func run(ctx context.Context, o *options) error {
 		return err
 	}
 	compilerConfig.IPv4Only = !sysctl.Tree{}.KernelHasIPv6()
-	// The kernel closes the connection with the process. Close would wait for a sync that is left behind.
+	// Not closed: Close would wait for an abandoned sync, and the kernel closes the connection with the process.
 	conn, err := nft.Dial(nft.Config{})
 	if err != nil {
 		return err
@@ -81,14 +81,14 @@ type parts struct {
 	flows   *conntrack.Cleaner
 	// counts is nil unless Services are counted.
 	counts *metrics.ServiceCounts
-	// events is nil when Services do not come from an API server.
+	// events is nil without an API server.
 	events *node.Events
 
 	health     *health.Proxy
 	services   *health.Services
 	localhosts *localnodeport.Forwarder
 
-	// detectLocal tells pods from other clients.
+	// detectLocal distinguishes pods from other clients.
 	detectLocal compiler.DetectLocal
 	// applied is closed when a sync has succeeded.
 	applied chan struct{}
@@ -182,7 +182,7 @@ const nodeLocalSource = "node-local-source"
 func (p *parts) synced(ctx context.Context, r model.SyncResult) {
 	metrics.ObserveSync(r)
 	if r.Err != nil {
-		return // the loop has logged it
+		return // logged by the loop
 	}
 	p.health.Synced()
 	logger := klog.FromContext(ctx)
@@ -232,7 +232,7 @@ func (p *parts) serve(ctx context.Context, o *options) error {
 	if p.counts != nil {
 		beside(p.counts.Run)
 	}
-	if o.serviceProxyName == "" { // the leftovers that a second proxy finds may be the rules of the first one
+	if o.serviceProxyName == "" { // the first proxy's rules may look like leftovers to a second one
 		options := leftovers.Options{Remover: o.remover(), OnLook: func(count map[leftovers.Kind]int, draining leftovers.Draining, conflict bool) {
 			metrics.SetLeftoversConflict(conflict)
 			metrics.SetDraining(draining.VirtualServers, draining.Connections, draining.Addresses)
@@ -250,7 +250,7 @@ func (p *parts) serve(ctx context.Context, o *options) error {
 	return err
 }
 
-// remover returns what removes the leftovers of other modes.
+// remover returns the remover of other modes' leftovers.
 func (o *options) remover() leftovers.Remover {
 	return leftovers.Remover{
 		DrainTimeout: o.config.Linux.LeftoversDrainTimeout.Duration,
@@ -258,8 +258,8 @@ func (o *options) remover() leftovers.Remover {
 	}
 }
 
-// stopGrace limits the wait for the current sync when the proxy stops; Kubernetes kills it after 30 s. If the process
-// ends during a commit, the kernel undoes all of it, and the next process makes it again.
+// stopGrace bounds the wait for the current sync when the proxy stops; Kubernetes kills it after 30 s. If the process
+// ends during a commit, the kernel undoes the commit, and the next process repeats it.
 const stopGrace = 5 * time.Second
 
 // await returns when all parts have ended, or stopGrace after the end of the group's ctx: with the error of the first part
@@ -292,12 +292,12 @@ func unlessStopped(ctx context.Context, err error) error {
 	return err
 }
 
-// returnMemory returns unused memory to the system after some time. The runtime would keep the start's memory for the
-// heap, and that of the next full Sync would come on top.
+// returnMemory returns unused memory to the system after some time. Otherwise the runtime keeps the start's memory for
+// the heap, and a later full Sync adds to it.
 func returnMemory(after time.Duration) { time.AfterFunc(after, debug.FreeOSMemory) }
 
-// missingPrimaryFamily returns a warning, as kube-proxy does, if pods have ranges, but none of the node's primary IP
-// family. A nil Node has not changed.
+// missingPrimaryFamily returns kube-proxy's warning if pods have ranges, but none of the node's primary IP family. Nil
+// stands for an unchanged Node.
 func missingPrimaryFamily(local compiler.DetectLocal, current *model.Node) string {
 	if current == nil {
 		return ""

@@ -53,7 +53,7 @@ func (s state) reply(w http.ResponseWriter, healthy, eligible bool, count func(c
 	code := http.StatusServiceUnavailable
 	if healthy && eligible {
 		code = http.StatusOK
-		// As in kube-proxy, a good answer has the current time here; status has that of the last sync.
+		// As in kube-proxy, a good answer has the current time here; status has the time of the last sync.
 		s.LastUpdated = s.CurrentTime
 	}
 	if count != nil {
@@ -71,7 +71,7 @@ func writeJSON(w http.ResponseWriter, code int, text []byte) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(code)
-	_, _ = w.Write(text) // whoever asked may be gone
+	_, _ = w.Write(text) // the client may be gone
 }
 
 // Serve answers HTTP requests on l until ctx ends, and then closes l. It returns an error if l fails.

@@ -1,8 +1,7 @@
-// Package health serves HTTP health checks of a Service proxy. Probes and load balancers ask a [Proxy]
-// whether traffic should come to this node (/healthz and /livez). Load balancers also ask whether the node
-// has endpoints of one Service; [Services] answers on each healthCheckNodePort. Paths, status codes,
-// headers and bodies are those of kube-proxy v1.37, with two exceptions: /healthz is 503 until the
-// first sync has succeeded, and the answer may have a list of problems.
+// Package health serves HTTP health checks of a Service proxy. A [Proxy] answers probes and load balancers on /healthz
+// and /livez: should traffic come to this node? [Services] answers load balancers on each healthCheckNodePort: does the
+// node have endpoints of the Service? Paths, status codes, headers and bodies equal kube-proxy v1.37's, with two
+// exceptions: /healthz is 503 until the first sync has succeeded, and the answer may have a list of problems.
 package health
 
 import (
@@ -24,28 +23,28 @@ import (
 // DefaultTimeout is twice kube-proxy's default sync period, as in kube-proxy.
 const DefaultTimeout = time.Minute
 
-// maxCommit limits the time that the kernel takes for one commit. It is far longer than large tables need on slow
-// machines, so a longer commit has met a fault of the kernel.
+// maxCommit bounds the kernel's time for one commit. It is far longer than large tables need on slow machines, so a
+// longer commit shows a fault of the kernel.
 const maxCommit = 30 * time.Minute
 
 // Options configures a Proxy. The zero value works.
 type Options struct {
-	// Timeout limits the time that a change waits for a sync that succeeds; 0 means DefaultTimeout.
+	// Timeout bounds the time that a change waits for a successful sync; 0 means DefaultTimeout.
 	Timeout time.Duration
 	// Clock tells the time; nil means the machine's clock.
 	Clock clock.PassiveClock
-	// Held, if set, returns what is in force although the source does not have it (model.ListGuard.Held). Answers have it
-	// among their problems, and keep their status codes: the rules keep working, and a restart mends nothing.
+	// Held, if set, returns the held objects (model.ListGuard.Held). Answers list them as problems, and keep their
+	// status codes: the rules keep working, and a restart mends nothing.
 	Held func() []string
 	// OnHealthz and OnLivez, if set, are called with the status code of each answer.
 	OnHealthz, OnLivez func(code int)
 }
 
-// Proxy is the health of this proxy. The proxy is alive unless a change has waited for longer than the
-// timeout: then syncs fail or hang, and a restart may help. During a commit it is alive for up to 30
-// minutes, because the kernel undoes the commit of a process that is killed, and the next process would
-// begin it anew. The proxy is ready if no change has waited for too long, a sync has succeeded, and it does
-// not wait for the Node. /healthz asks more: see Handler.
+// Proxy is the health of this proxy. The proxy is alive unless a change has waited for longer than the timeout: then
+// syncs fail or hang, and a restart may help. During a commit it is alive for up to 30 minutes, because the kernel
+// undoes the commit of a killed process, and the next process would begin anew. The proxy is ready if no change has
+// waited for too long, a sync has succeeded, and it does not wait for the Node. /healthz has further conditions: see
+// Handler.
 //
 // Its methods are safe for concurrent use.
 type Proxy struct {
@@ -53,13 +52,13 @@ type Proxy struct {
 
 	// mu guards the fields below.
 	mu sync.Mutex
-	// synced is the time of the last sync that succeeded; zero for none.
+	// synced is the time of the last successful sync; zero for none.
 	synced time.Time
-	// waiting is the time since which a change waits for a sync that succeeds; zero for none.
+	// waiting is the time since which a change waits for a successful sync; zero for none.
 	waiting time.Time
-	// committing is the time since which the kernel carries out a commit; zero for none.
+	// committing is the time since which a commit is under way; zero for none.
 	committing time.Time
-	// leaving says that the Node is being deleted, or was.
+	// leaving says that the Node's deletion has begun.
 	leaving bool
 	// awaitsNode says that the proxy waits for the Node.
 	awaitsNode bool
@@ -69,7 +68,7 @@ type Proxy struct {
 	failing map[string]bool
 }
 
-// NewProxy returns the health of a proxy that starts now.
+// NewProxy returns the health of a new proxy.
 func NewProxy(options Options) *Proxy {
 	options.Timeout = cmp.Or(options.Timeout, DefaultTimeout)
 	if options.Clock == nil {
@@ -87,14 +86,14 @@ func (p *Proxy) Queued() {
 	}
 }
 
-// Synced records that everything queued has been synced.
+// Synced records that all queued changes are synced.
 func (p *Proxy) Synced() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.synced, p.waiting = p.options.Clock.Now(), time.Time{}
 }
 
-// Committing records that a commit begins (true), or that it has ended (proxy.Hooks.OnCommitting).
+// Committing records that a commit begins (true), or has ended (proxy.Hooks.OnCommitting).
 func (p *Proxy) Committing(yes bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -103,8 +102,9 @@ func (p *Proxy) Committing(yes bool) {
 	}
 }
 
-// SetNode records the Node that this proxy runs on. If it is being deleted, or was (GoingAway), /healthz is 503, so that
-// load balancers choose other nodes (KEP-3836). /livez does not change. A proxy that never had a Node object is healthy.
+// SetNode records the Node that this proxy runs on. If its deletion has begun (GoingAway), /healthz is 503, so that
+// load balancers choose other nodes (KEP-3836). /livez does not change. A proxy that never had a Node object is
+// healthy.
 func (p *Proxy) SetNode(node model.Node) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -130,15 +130,15 @@ func (p *Proxy) SetFailing(resource string, failing bool) {
 	}
 }
 
-// setWaiting records what the source waits for; empty for nothing.
+// setWaiting records the resource that the source waits for; empty for none.
 func (p *Proxy) setWaiting(reason string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.waitingFor = reason
 }
 
-// WatchNode returns a Sink that passes everything to sink, and calls SetNode with the Node of that name.
-// Until Synced, answers name what the source waits for among their problems.
+// WatchNode returns a Sink that passes everything to sink, and calls SetNode with the Node of that name. Until Synced,
+// answers list the resources that the source waits for as problems.
 func (p *Proxy) WatchNode(nodeName string, sink tracker.Sink) tracker.Sink {
 	return &nodeWatch{Sink: sink, proxy: p, nodeName: nodeName}
 }
@@ -147,7 +147,7 @@ type nodeWatch struct {
 	tracker.Sink
 	proxy    *Proxy
 	nodeName string
-	// synced is set by Synced. What a source waits for afterwards is held, or fails.
+	// synced is set by Synced. Later calls of Waiting are ignored.
 	synced atomic.Bool
 }
 
@@ -182,10 +182,10 @@ func (w *nodeWatch) Synced() {
 	w.Sink.Synced()
 }
 
-// Ready reports whether the proxy is ready. It does not depend on whether the Node is being deleted.
+// Ready reports whether the proxy is ready, regardless of the Node's deletion.
 func (p *Proxy) Ready() bool { return p.state().ready }
 
-// state is the state of a Proxy at one moment, with the part of the answer that both paths have.
+// state is the state of a Proxy at one moment, with the common part of both paths' answers.
 type state struct {
 	answer
 	alive, ready, eligible bool

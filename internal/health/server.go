@@ -25,18 +25,18 @@ type server struct {
 
 	// wantedPort is the healthCheckNodePort.
 	wantedPort uint16
-	// port and listeners are those on which the server listens. http is nil while it does not.
+	// port and listeners are in use by the server. http is nil while the server does not listen.
 	port      uint16
 	listeners map[netip.Addr]net.Listener
 	http      *http.Server
-	// reported is the failure to listen that was last reported; empty while it listens.
+	// reported is the last reported failure to listen; empty while the server listens.
 	reported string
 }
 
-// errNoAddress says that the machine has no address to listen on.
+// errNoAddress is the error of a machine without an address to listen on.
 var errNoAddress = errors.New("no address of this machine is in nodePortAddresses")
 
-// closeUnwanted ends the server on another port than the wanted one, and on other addresses.
+// closeUnwanted ends the server on other ports and addresses than the wanted ones.
 func (s *server) closeUnwanted(addresses []netip.Addr) {
 	for addr, l := range s.listeners {
 		if s.port != s.wantedPort || !slices.Contains(addresses, addr) {
@@ -49,7 +49,7 @@ func (s *server) closeUnwanted(addresses []netip.Addr) {
 	}
 }
 
-// open listens on those addresses on which the server does not yet. It returns the first failure.
+// open listens on the missing addresses. It returns the first failure.
 func (s *server) open(logger klog.Logger, addresses []netip.Addr) (failure error) {
 	if len(addresses) == 0 {
 		return errNoAddress
@@ -94,7 +94,7 @@ func (s *server) serve(logger klog.Logger, addr netip.Addr) error {
 	return nil
 }
 
-// close ends the server. Its ports are free when close returns.
+// close ends the server, and returns when its ports are free.
 func (s *server) close() {
 	for _, l := range s.listeners {
 		_ = l.Close()
@@ -110,7 +110,7 @@ func (s *server) logValues() []any {
 	return []any{"service", klog.KRef(s.id.namespace, s.id.name), "ipFamily", s.id.family, "healthCheckNodePort", s.wantedPort}
 }
 
-// serviceAnswer is the body of a health check, field by field as in kube-proxy.
+// serviceAnswer is the body of a health check, with kube-proxy's fields.
 type serviceAnswer struct {
 	Service struct {
 		Namespace string `json:"namespace"`

@@ -27,12 +27,11 @@ type ServicesOptions struct {
 	CIDRs []netip.Prefix
 	// Addresses lists the machine's addresses in prefixes, by family; nil means nodeaddr.Within.
 	Addresses func(prefixes []netip.Prefix) (map[model.Family][]netip.Addr, error)
-	// Clock is the clock for looking again; nil means the machine's clock.
+	// Clock is the clock for repeated listings; nil means the machine's clock.
 	Clock clock.WithDelayedExecution
 	// OnFailure, if set, is called when a server cannot listen, once for each reason. It must not call the Services.
 	OnFailure func(namespace, service string, err error)
-	// OnListening, if set, is called with the numbers of servers that listen and that
-	// cannot. It must not call the Services.
+	// OnListening, if set, is called with the numbers of listening and failing servers. It must not call the Services.
 	OnListening func(listening, failing int)
 }
 
@@ -41,7 +40,7 @@ type ServicesOptions struct {
 type Services struct {
 	options ServicesOptions
 
-	// ending makes the first Apply arrange that all servers end with its context.
+	// ending makes the first Apply end all servers with its context.
 	ending sync.Once
 	// mu guards the fields below.
 	mu      sync.Mutex
@@ -51,12 +50,12 @@ type Services struct {
 	ports   map[model.PortID]*model.ServicePort
 	servers map[serviceID]*server
 	closed  bool
-	// addresses are those to listen on, by family, from the last listing that succeeded.
-	// unlisted says that a later one failed.
+	// addresses are the addresses to listen on, by family, from the last successful listing. unlisted says that a later
+	// listing failed.
 	addresses map[model.Family][]netip.Addr
 	unlisted  bool
-	// timer starts the next look at the machine's addresses; nil while there are no servers. delay is the time up to it
-	// after a failure, else 0; delays gives the next ones.
+	// timer starts the next listing of the machine's addresses; nil without servers. delay is the time before it after
+	// a failure, else 0; delays returns the next delays.
 	timer  clock.Timer
 	delay  time.Duration
 	delays backoff.ExponentialBackOff
@@ -69,9 +68,10 @@ type serviceID struct {
 }
 
 const (
-	// lookInterval is the time between two looks at the machine's addresses, of which new ones may have come.
+	// lookInterval is the time between two listings of the machine's addresses.
 	lookInterval = 10 * time.Second
-	// minRetryDelay is the time up to the next look after a failure. It doubles with each, up to lookInterval.
+	// minRetryDelay is the time before the next listing after a failure. It doubles with each failure, up to
+	// lookInterval.
 	minRetryDelay = time.Second
 )
 
@@ -91,8 +91,8 @@ func NewServices(options ServicesOptions) *Services {
 
 // Apply starts, updates and ends servers. Call it after a Sync: load balancers must not send traffic before the rules
 // exist. If a server cannot listen, or the machine's addresses cannot be listed, Apply tries again with later changes
-// and after 1 s, then twice as long each time, up to 10 s. Addresses that come later are listened on within 10 s.
-// Servers end with ctx, which should be the same for all calls.
+// and after 1 s, then after twice as long each time, up to 10 s. Servers listen on new addresses within 10 s. Servers
+// end with ctx, which should be the same for all calls.
 func (s *Services) Apply(ctx context.Context, changes *model.Changes) {
 	s.ending.Do(func() { context.AfterFunc(ctx, s.close) })
 	s.mu.Lock()
@@ -110,7 +110,7 @@ func (s *Services) Apply(ctx context.Context, changes *model.Changes) {
 	}
 }
 
-// note records the changes. It reports whether servers may be concerned.
+// note records the changes, and reports whether they may affect servers.
 func (s *Services) note(changes *model.Changes) (touched bool) {
 	touched = len(s.ports) > 0 && (changes.Full || changes.Node != nil)
 	if changes.Node != nil {
@@ -130,8 +130,8 @@ func (s *Services) note(changes *model.Changes) (touched bool) {
 }
 
 // update gives each Service a server and its number of ready endpoints on this node, and ends the other servers. An
-// address counts once. Endpoints that terminate do not count, even while they serve in place of ready ones, so that
-// load balancers choose other nodes (KEP-1669).
+// address counts once. Terminating endpoints do not count, even while they serve in place of ready ones, so that load
+// balancers choose other nodes (KEP-1669).
 func (s *Services) update() {
 	ready := map[serviceID]map[netip.Addr]struct{}{}
 	for id, port := range s.ports {
@@ -142,7 +142,7 @@ func (s *Services) update() {
 		if s.servers[key] == nil {
 			s.servers[key] = &server{id: key, healthy: s.options.Ready, listeners: map[netip.Addr]net.Listener{}}
 		}
-		s.servers[key].wantedPort = port.HealthCheckNodePort // the same for all ports of a Service
+		s.servers[key].wantedPort = port.HealthCheckNodePort // equal for all ports of a Service
 		if !port.LocalTerminating {
 			for _, endpoint := range port.Local {
 				ready[key][endpoint.AddrPort.Addr()] = struct{}{}
@@ -176,11 +176,11 @@ func (s *Services) list() error {
 	return err
 }
 
-// listen makes each server listen on all addresses, and looks again later. In a family for which
-// nodePortAddresses names nothing, no server listens.
+// listen makes each server listen on all addresses, and starts the timer. In a family without nodePortAddresses no
+// server listens.
 func (s *Services) listen() {
 	err := s.list()
-	// All that closes comes before all that opens, because a port may move between Services.
+	// Closes come before opens, because a port may move between Services.
 	for _, server := range s.servers {
 		server.closeUnwanted(s.addresses[server.id.family])
 	}
@@ -205,7 +205,7 @@ func (s *Services) listen() {
 	}
 }
 
-// lookLater starts the timer. After a failure, it waits for a try that is due already.
+// lookLater starts the timer. After a failure a running timer stays.
 func (s *Services) lookLater(failing bool) {
 	if failing && s.delay > 0 && s.timer != nil {
 		return

@@ -20,10 +20,10 @@ import (
 	"github.com/nftproxy/nftproxy/source/apiserver"
 )
 
-// Events posts the events of kube-proxy v1.37 on the Node, with the same reasons. It posts in the background, one after
-// another, and gives up after some tries. A nil *Events posts nothing, as without an API server.
+// Events posts the events of kube-proxy v1.37 on the Node, with the same reasons, in the background, one after another,
+// with a few tries each. A nil *Events posts nothing.
 //
-// client-go's recorder would do, but brings in its clients for all kinds of Kubernetes.
+// It replaces client-go's recorder, which links clients for all kinds of Kubernetes.
 type Events struct {
 	client   *rest.RESTClient
 	node     corev1.ObjectReference
@@ -33,17 +33,17 @@ type Events struct {
 }
 
 const (
-	// maxWaitingEvents are few, because no event repeats unless its text changes.
+	// maxWaitingEvents is small, because no event repeats unless its text changes.
 	maxWaitingEvents = 100
-	// eventTries and eventPause are those of client-go.
+	// eventTries and eventPause are client-go's.
 	eventTries = 12
 	eventPause = 10 * time.Second
 	// maxNote is the longest note in bytes that the API server takes.
 	maxNote = 1024
 )
 
-// NewEvents returns Events that post until ctx ends. It does not connect yet; the error is about config only. The account
-// needs permission to create events.events.k8s.io, in the namespace default for those about Nodes.
+// NewEvents returns Events that post until ctx ends. It does not connect yet; errors are about config only. The account
+// must be allowed to create events.events.k8s.io, in the namespace default for events about Nodes.
 func NewEvents(ctx context.Context, config *rest.Config, nodeName string) (*Events, error) {
 	client, err := apiserver.Client(config, nil, eventsv1.SchemeGroupVersion, &eventsv1.Event{})
 	if err != nil {
@@ -63,15 +63,15 @@ func NewEvents(ctx context.Context, config *rest.Config, nodeName string) (*Even
 	return e, nil
 }
 
-// Starting says that the proxy starts.
+// Starting posts that the proxy starts.
 func (e *Events) Starting() { e.aboutNode(corev1.EventTypeNormal, "Starting", "") }
 
-// HealthServerFailed says that the proxy ends because it cannot serve /healthz.
+// HealthServerFailed posts that the proxy ends because it cannot serve /healthz.
 func (e *Events) HealthServerFailed(err error) {
 	e.aboutNode(corev1.EventTypeWarning, "FailedToStartProxierHealthcheck", err.Error())
 }
 
-// MetricsServerFailed says that the proxy ends because it cannot serve its metrics.
+// MetricsServerFailed posts that the proxy ends because it cannot serve its metrics.
 func (e *Events) MetricsServerFailed(err error) {
 	e.aboutNode(corev1.EventTypeWarning, "FailedToStartMetricServer", err.Error())
 }
@@ -82,7 +82,7 @@ func (e *Events) aboutNode(kind, reason, note string) {
 	}
 }
 
-// ServiceHealthFailed says that the healthCheckNodePort of a Service cannot be served.
+// ServiceHealthFailed posts that the proxy cannot serve the healthCheckNodePort of a Service.
 func (e *Events) ServiceHealthFailed(namespace, service string, err error) {
 	if e != nil {
 		about := corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: namespace, Name: service}
@@ -90,7 +90,7 @@ func (e *Events) ServiceHealthFailed(namespace, service string, err error) {
 	}
 }
 
-// DirectReturnDenied says that a Service port asks for direct return, and has none because of a limit.
+// DirectReturnDenied posts that a Service port requests direct return, and a limit denies it.
 func (e *Events) DirectReturnDenied(namespace, service, port string) {
 	if e != nil {
 		about := corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: namespace, Name: service}
@@ -127,7 +127,7 @@ func (e *Events) run(ctx context.Context) {
 	}
 }
 
-// send posts an event. It tries again unless the server answers.
+// send posts an event, and tries again until the server answers.
 func (e *Events) send(ctx context.Context, event *eventsv1.Event) {
 	logger := klog.FromContext(ctx).WithValues("reason", event.Reason, "about", klog.KRef(event.Regarding.Namespace, event.Regarding.Name))
 	for try := range eventTries {

@@ -11,21 +11,21 @@ import (
 
 // facts are the required parts of a Node.
 type facts struct {
-	// ips has at most one address of each family, overrides in place, that of the primary family first.
+	// ips has at most one address of each family, with overrides, the primary family first.
 	ips      []netip.Addr
 	podCIDRs []netip.Prefix
-	// ipsConfirmed and cidrsConfirmed say that the Node itself has named some. Otherwise they are
+	// ipsConfirmed and cidrsConfirmed say that the Node itself has had addresses or CIDRs. Otherwise they are
 	// overrides, or from the previous run.
 	ipsConfirmed, cidrsConfirmed bool
-	// previous says that some are from the previous run, and the Node has not confirmed them yet.
+	// previous says that facts are from the previous run, and the Node has not confirmed them.
 	previous bool
-	// kept names the addresses and CIDRs that the Node once had and does not have now.
+	// kept holds the addresses and CIDRs that the Node has lost and that stay in force.
 	kept string
 }
 
-// next returns the facts after the Node has changed to said, with overrides. Facts that the Node no longer has stay: an
-// external cloud provider, or a Node that registers anew, may leave it without addresses for a while, and
-// the machine has them nevertheless.
+// next returns the facts after the Node has changed to said, with overrides. Facts that the Node has lost stay: an
+// external cloud provider, or a new registration, may leave the Node without addresses for a while, and the machine
+// still has them.
 func (f facts) next(said model.Node, o *Options) facts {
 	ips := firstOfFamilies(o.overrides(), said.IPs)
 	next := facts{
@@ -47,8 +47,8 @@ func (f facts) next(said model.Node, o *Options) facts {
 	return next
 }
 
-// keepIPs keeps the old address of each family that the Node no longer has. As long as it lacks one, the families keep
-// their order, so that the primary family stays. The family of an override is always the primary one.
+// keepIPs keeps the old address of each family that the Node no longer has. While an address is missing, the families
+// keep their order, so that the primary family stays. The family of an override is always the primary family.
 func keepIPs(had, said []netip.Addr, o *Options) []netip.Addr {
 	kept := firstOfFamilies(said, had)
 	if len(kept) == len(said) || len(o.overrides()) > 0 {
@@ -63,7 +63,7 @@ func keepIPs(had, said []netip.Addr, o *Options) []netip.Addr {
 	return kept
 }
 
-// firstOfFamilies returns the first address of each family in the lists.
+// firstOfFamilies returns the first address of each family among the lists.
 func firstOfFamilies(lists ...[]netip.Addr) (first []netip.Addr) {
 	for _, ip := range slices.Concat(lists...) {
 		if ofFamily(first, ip) < 0 {

@@ -37,24 +37,24 @@ type guard struct {
 	// mu guards the fields below. The callers of set and synced hold it.
 	mu    sync.Mutex
 	timer *time.Timer
-	// said is the Node as the source last described it; nil for none.
+	// said is the source's last Node; nil for none.
 	said *model.Node
-	// known are the facts of the Node as last published.
+	// known are the last published facts.
 	known facts
 	// listed says that synced was called, givenUp that the wait for missing facts is over.
 	listed, givenUp bool
-	// reported is the last argument of OnMissing; nil for none. announced says that the log has said that
-	// the Node is known.
+	// reported is the last argument of OnMissing; nil for none. announced says that the log has the line about the
+	// known Node.
 	reported  *Missing
 	announced bool
-	// keeping holds the addresses and pod CIDRs that the log last said are kept.
+	// keeping holds the kept addresses and pod CIDRs of the last log line.
 	keeping string
-	// stopped says that nothing must be published any more. reason is why; nil if the source ended.
+	// stopped says that no Node may be published any more, for the reason; nil if the source ended.
 	stopped bool
 	reason  error
 }
 
-// set handles the Node as the source describes it.
+// set takes a Node from the source.
 func (g *guard) set(said model.Node) {
 	g.said = &said
 	g.update()
@@ -80,8 +80,8 @@ func (g *guard) update() {
 	g.publish(node)
 }
 
-// restart returns an error for a change that requires a restart: a new fact in place of one that the Node
-// itself had confirmed. Before the wait is over, every change is accepted.
+// restart returns an error for a change that requires a restart: a new fact in place of a confirmed fact. During the
+// wait it accepts every change.
 func (g *guard) restart(next facts) error {
 	if !g.waitOver() {
 		return nil
@@ -97,7 +97,7 @@ func (g *guard) restart(next facts) error {
 	return nil
 }
 
-// logKept logs when the Node loses facts that stay in force, and when it has all again.
+// logKept logs when the Node loses facts that stay in force, and when it has all facts again.
 func (g *guard) logKept(next facts) {
 	switch {
 	case !g.listed || !next.ipsConfirmed && !next.cidrsConfirmed || next.kept == g.keeping:
@@ -111,8 +111,7 @@ func (g *guard) logKept(next facts) {
 	g.keeping = next.kept
 }
 
-// synced says that the source has listed everything. It does not wait for missing facts
-// of the Node, which are added later.
+// synced records that the source has listed everything. It does not wait for missing facts of the Node.
 func (g *guard) synced() {
 	if overrides := g.options.overrides(); g.said == nil && len(overrides) > 0 {
 		g.logger.Info("There is no Node of this name yet; going on with the addresses that override its own",
@@ -174,7 +173,7 @@ func (g *guard) missing() Missing {
 }
 
 // report calls OnMissing if the missing facts changed, and checks the families when the wait is over. It logs when the
-// Node itself has all required facts.
+// Node has all required facts.
 func (g *guard) report() {
 	if !g.listed || g.stopped {
 		return
@@ -212,7 +211,7 @@ func (g *guard) waited() {
 	g.report()
 }
 
-// giveUp continues without the missing facts. The log says what does not work now, and what to do.
+// giveUp continues without the missing facts. The log names the consequences and the remedy.
 func (g *guard) giveUp() {
 	g.givenUp = true
 	missing := g.missing()
@@ -229,7 +228,7 @@ func (g *guard) giveUp() {
 	}
 }
 
-// fail ends the source. Of several reasons the first counts.
+// fail ends the source. The first reason counts.
 func (g *guard) fail(reason error) {
 	if !g.stopped {
 		g.stopped, g.reason = true, reason
@@ -237,7 +236,7 @@ func (g *guard) fail(reason error) {
 	}
 }
 
-// stop ends publishing and returns the reason for which the guard failed.
+// stop ends publishing and returns the reason of a failure.
 func (g *guard) stop() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -248,7 +247,7 @@ func (g *guard) stop() error {
 	return g.reason
 }
 
-// hasNew reports whether is has an element that was does not have.
+// hasNew reports whether the list is has an element that the list was lacks.
 func hasNew[T comparable](was, is []T) bool {
 	return slices.ContainsFunc(is, func(v T) bool { return !slices.Contains(was, v) })
 }

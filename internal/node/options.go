@@ -18,17 +18,17 @@ const DefaultWait = 30 * time.Second
 
 // Options selects the required facts of the Node. The zero value waits for nothing.
 type Options struct {
-	// NodeName is the name of the Node that the proxy runs on. Other Nodes are passed on.
+	// NodeName is the name of the Node that the proxy runs on. Other Nodes pass unchanged.
 	NodeName string
 	// Override replaces the Node's address of the same IP family (bindAddress, or nodeIPOverride). The first one's
 	// family is the node's primary one. 0.0.0.0, :: and loopback addresses override nothing.
 	Override []netip.Addr
-	// FamilyPolicy selects the IP families to serve: SingleStack the primary one, PreferDualStack (also empty) those
-	// of the Node's addresses, RequireDualStack both. Without both the proxy then ends.
+	// FamilyPolicy selects the IP families to serve: SingleStack the primary family, PreferDualStack (also empty) the
+	// families of the Node's addresses, RequireDualStack both, or the proxy ends.
 	FamilyPolicy corev1.IPFamilyPolicy
 	// NodeCIDR says that the Node's pod CIDRs are required (detectLocalMode NodeCIDR).
 	NodeCIDR bool
-	// Wait is the longest time to wait for the Node and its required facts. Then the log names the missing ones.
+	// Wait bounds the wait for the Node and its required facts. Then the log names the missing facts.
 	Wait time.Duration
 	// PreviousNode, if set, reads the Node of the previous run from the kernel's rules. It is called if the Node lacks
 	// facts at the start. It may block.
@@ -41,11 +41,11 @@ type Options struct {
 
 // Missing holds the required Node facts that are still unknown. The zero value means that all are known.
 type Missing struct {
-	// Node says that there has been no Node of the proxy's name.
+	// Node says that no Node of the proxy's name has appeared.
 	Node bool
 	// Addresses says that the Node has no address, or under RequireDualStack not both.
 	Addresses bool
-	// PodCIDRs says that the Node has no pod CIDR, and Options.NodeCIDR needs one.
+	// PodCIDRs says that the Node has no pod CIDR, which Options.NodeCIDR requires.
 	PodCIDRs bool
 	// Waiting says that the proxy still waits (Options.Wait), and that load balancers should send this node no traffic.
 	Waiting bool
@@ -75,8 +75,8 @@ func (o *Options) overrides() []netip.Addr {
 
 func (o *Options) requireDual() bool { return o.FamilyPolicy == corev1.IPFamilyPolicyRequireDualStack }
 
-// checkFamilies returns an error if the proxy cannot serve the families that it has to: that of
-// ips[0], and under RequireDualStack both.
+// checkFamilies returns an error if the proxy cannot serve the required families: the family of ips[0], and under
+// RequireDualStack both.
 func (o *Options) checkFamilies(ips []netip.Addr) error {
 	dual := o.requireDual()
 	if dual && len(ips) < 2 {

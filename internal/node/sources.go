@@ -14,9 +14,9 @@ import (
 	"github.com/nftproxy/nftproxy/tracker"
 )
 
-// NewSource returns a Source that passes on the objects of another one and guards this proxy's Node among them. Beyond
-// the errors of the other Source, its Run returns one when the Node has new addresses or, if they count, pod CIDRs, and
-// when the proxy cannot serve the IP families that it has to.
+// NewSource returns a Source that passes on the objects of another Source and guards this proxy's Node. Its Run also
+// returns an error if the Node has new addresses or, with Options.NodeCIDR, new pod CIDRs, and if the proxy cannot
+// serve the required IP families.
 func NewSource(source tracker.Source, options Options) tracker.Source {
 	return guardedSource{source, options}
 }
@@ -77,7 +77,7 @@ func (s *guardedSink) publish(node model.Node) {
 		}
 		for _, address := range s.object.Status.Addresses {
 			if _, err := netip.ParseAddr(address.Address); err != nil {
-				obj.Status.Addresses = append(obj.Status.Addresses, address) // for the tracker to complain about
+				obj.Status.Addresses = append(obj.Status.Addresses, address) // the tracker reports it
 			}
 		}
 	}
@@ -107,8 +107,7 @@ func NewRemote(ctx context.Context, feed model.Feed, options Options, onNode fun
 	return r
 }
 
-// Run waits for the end of ctx, and then returns nil; or for a Node that requires a restart, or that the proxy
-// cannot serve, and returns that as an error.
+// Run returns nil when ctx ends, and an error for a Node that requires a restart or that the proxy cannot serve.
 func (r *Remote) Run(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -130,7 +129,7 @@ func (r *Remote) Take() (*model.Changes, []time.Time) {
 	}
 	r.guard.mu.Lock()
 	defer r.guard.mu.Unlock()
-	// A server that knows no Node of the name sends one without facts.
+	// A server without the Node sends a Node without facts.
 	if said := changes.Node; len(said.IPs) > 0 || len(said.PodCIDRs) > 0 || said.GoingAway {
 		r.guard.set(*said)
 	}
