@@ -18,45 +18,43 @@ import (
 // Clients that are not in the map go to a random endpoint, as in kube-proxy, or with Config.AffinityHash to the
 // one that the hash of their address chooses.
 
-type affinityState struct {
+// clientMaps holds the maps and chains of session affinity in the draft.
+type clientMaps struct {
 	draft   *nft.Draft
 	program *program
 	// maps holds the Service port of each map, and size is the size of all.
-	maps map[affinityKey]*portPlans
+	maps map[mapKey]*portPlans
 	size uint32
-	// frontends counts the frontends with affinity for each rule that looks for them.
-	frontends map[affinityRule]int
-	// externals counts, by the node port of their number, the external addresses without affinity.
-	externals map[frontend]int
-	// nodePorts holds the node ports that got or lost affinity since family.putExceptions.
-	nodePorts map[frontend]bool
+	// frontends counts the frontends with affinity for each rule that looks for them. nodePortsChanged says that a node port
+	// got or lost affinity since family.putExceptions.
+	frontends        map[affinityRule]int
+	nodePortsChanged bool
 	// stale holds the maps that may have clients of endpoints that went: true for those that went since the last commit.
-	stale map[affinityKey]bool
+	stale map[mapKey]bool
 	// moves holds the maps to which clients may have to move, since they came or their other map went.
-	moves map[affinityKey]bool
+	moves map[mapKey]bool
 }
 
-type affinityKey struct {
+// mapKey identifies a map from clients to endpoints.
+type mapKey struct {
 	port string // affinityName
 	list endpointList
 }
 
-func (k affinityKey) mapName() string { return affinityMapPrefixes[k.list] + k.port }
+func (k mapKey) mapName() string { return affinityMapPrefixes[k.list] + k.port }
 
-func (k affinityKey) other() affinityKey { return affinityKey{k.port, listLocal - k.list} }
+func (k mapKey) other() mapKey { return mapKey{k.port, listLocal - k.list} }
 
-func (k affinityKey) updateName() string { return affinityChainPrefixes[k.list] + k.port }
+func (k mapKey) updateName() string { return affinityChainPrefixes[k.list] + k.port }
 
-func newAffinityState(draft *nft.Draft, program *program) *affinityState {
-	return &affinityState{
+func newClientMaps(draft *nft.Draft, program *program) *clientMaps {
+	return &clientMaps{
 		draft: draft, program: program,
-		maps:      map[affinityKey]*portPlans{},
+		maps:      map[mapKey]*portPlans{},
 		size:      affinitySize(0),
 		frontends: map[affinityRule]int{},
-		externals: map[frontend]int{},
-		nodePorts: map[frontend]bool{},
-		stale:     map[affinityKey]bool{},
-		moves:     map[affinityKey]bool{},
+		stale:     map[mapKey]bool{},
+		moves:     map[mapKey]bool{},
 	}
 }
 
@@ -67,32 +65,56 @@ type affinityRule struct {
 }
 
 // move counts a frontend whose plan changes.
-func (a *affinityState) move(fe frontend, have, want plan) {
+func (a *clientMaps) move(fe frontend, have, want *plan) {
+	was, is := have.isSticky(), want.isSticky()
 	rule := affinityRule{fe.protocol, fe.isNodePort()}
-	if have.affinity() != "" {
+	switch {
+	case was == is:
+		return
+	case is:
+		a.frontends[rule]++
+	default:
 		a.frontends[rule]--
 	}
-	if want.affinity() != "" {
-		a.frontends[rule]++
-	}
-	nodePort := frontend{port: fe.port, protocol: fe.protocol}
-	if isException(fe, have) {
-		if a.externals[nodePort]--; a.externals[nodePort] == 0 {
-			delete(a.externals, nodePort)
+	a.nodePortsChanged = a.nodePortsChanged || fe.isNodePort()
+}
+
+// hasNodePorts reports whether a node port has affinity.
+func (a *clientMaps) hasNodePorts() bool {
+	return slices.ContainsFunc(protocols[:], func(p model.Protocol) bool { return a.frontends[affinityRule{p, true}] > 0 })
+}
+
+// replace replaces the maps and chains of one state of a Service port by those of another one, whoever owns its
+// frontends. Either may be nil.
+func (a *clientMaps) replace(have, want *portPlans) {
+	for _, list := range endpointLists {
+		if want.recordsIn(list) {
+			a.putMap(want, list)
+		} else if have.recordsIn(list) {
+			a.removeMap(have, list)
 		}
 	}
-	if isException(fe, want) {
-		a.externals[nodePort]++
+	needed := map[string]bool{}
+	for _, c := range a.program.affinityChains(want) {
+		needed[c.Name] = true
+		a.draft.PutChain(c)
+	}
+	for _, c := range a.program.affinityChains(have) {
+		if !needed[c.Name] {
+			a.draft.RemoveChain(c.Name)
+		}
 	}
 }
 
-// isException reports whether a frontend is an external address without affinity: see store.putAffinity.
-func isException(fe frontend, p plan) bool {
-	return !fe.isNodePort() && p.kind.isExternal() && p.affinity() == ""
+func (p *portPlans) isSticky() bool { return p != nil && p.affinityName != "" }
+
+// recordsIn reports whether clients of some frontend go to an endpoint of the list, and so into its map.
+func (p *portPlans) recordsIn(list endpointList) bool {
+	return p.isSticky() && slices.ContainsFunc(p.plans[:], func(pl plan) bool { return len(pl.endpoints(list)) > 0 })
 }
 
-func (a *affinityState) putMap(want *portPlans, list endpointList) {
-	key := affinityKey{want.affinity, list}
+func (a *clientMaps) putMap(want *portPlans, list endpointList) {
+	key := mapKey{want.affinityName, list}
 	have := a.maps[key]
 	a.maps[key] = want
 	if have == nil {
@@ -104,39 +126,22 @@ func (a *affinityState) putMap(want *portPlans, list endpointList) {
 	}
 	// Unless the next commit adds the map, the kernel may have one of that name, with clients of an earlier process or of
 	// an earlier Service of that name.
-	_, new := a.draft.SetBefore(key.mapName())
-	if have == nil && !new || have != nil && lost(have.list(list), want.list(list)) {
+	_, added := a.draft.SetBefore(key.mapName())
+	if have == nil && !added || have != nil && lost(have.list(list), want.list(list)) {
 		a.stale[key] = true
 	}
-	a.draft.PutChain(a.program.affinityUpdate(want, list))
 }
 
-func (a *affinityState) removeMap(have *portPlans, list endpointList) {
-	key := affinityKey{have.affinity, list}
+func (a *clientMaps) removeMap(have *portPlans, list endpointList) {
+	key := mapKey{have.affinityName, list}
 	delete(a.maps, key)
 	delete(a.stale, key)
 	a.updateSize()
-	a.draft.RemoveChain(key.updateName())
 	a.draft.RemoveSet(key.mapName())
 	a.moves[key.other()] = true
 }
 
-// putKnown puts the chains for known clients of a Service port's frontends whose plan is of a kind.
-func (a *affinityState) putKnown(want *portPlans, kind chainKind) {
-	a.draft.PutChain(a.program.affinityKnown(want, kind))
-	if kind == kindLocal {
-		a.draft.PutChain(a.program.affinityShortCircuit(want))
-	}
-}
-
-func (a *affinityState) removeKnown(have *portPlans, kind chainKind) {
-	a.draft.RemoveChain(affinityKnownName(kind, have.affinity))
-	if kind == kindLocal {
-		a.draft.RemoveChain(affinityShortCircuitPrefix + have.affinity)
-	}
-}
-
-func (a *affinityState) committed() {
+func (a *clientMaps) committed() {
 	clear(a.moves)
 	for key := range a.stale {
 		a.stale[key] = false
@@ -159,7 +164,7 @@ func affinitySize(maps int) uint32 {
 }
 
 // updateSize gives all maps the size for their number. The kernel's keep their size and their clients.
-func (a *affinityState) updateSize() {
+func (a *clientMaps) updateSize() {
 	size := affinitySize(len(a.maps))
 	if size == a.size {
 		return
@@ -192,23 +197,24 @@ func affinityKnownName(kind chainKind, port string) string {
 	return affinityKnownPrefix + kind.String() + "." + port
 }
 
-func (r *record) recorder() string {
-	if r.chain.kind == kindLocal {
-		return affinityShortCircuitPrefix + r.affinity
+// recorder returns the name of the chain that records clients of a frontend with the plan.
+func (p *plan) recorder() string {
+	if p.kind == kindLocal {
+		return affinityShortCircuitPrefix + p.port.affinityName
 	}
-	return affinityKey{r.affinity, r.list}.updateName()
+	return mapKey{p.port.affinityName, p.list}.updateName()
 }
 
-func (r *record) readRecorder(chain string) {
-	if port, ok := strings.CutPrefix(chain, affinityShortCircuitPrefix); ok {
-		r.chain.kind, r.affinity = kindLocal, port
-		return
-	}
-	for list, prefix := range affinityChainPrefixes {
-		if port, ok := strings.CutPrefix(chain, prefix); ok {
-			r.list, r.affinity = endpointList(list), port
+// recordedIn returns the maps in which the chain of that name, if it is a recorder, records clients.
+func recordedIn(chain string) (keys []mapKey) {
+	for _, list := range endpointLists {
+		for _, prefix := range []string{affinityChainPrefixes[list], affinityShortCircuitPrefix} {
+			if port, ok := strings.CutPrefix(chain, prefix); ok {
+				keys = append(keys, mapKey{port, list})
+			}
 		}
 	}
+	return keys
 }
 
 // IsAffinityMap reports whether the set of that name is a map from clients to endpoints.

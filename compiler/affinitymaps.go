@@ -32,7 +32,7 @@ type AffinityMap struct {
 	port *portPlans
 }
 
-func (m AffinityMap) key() affinityKey { return affinityKey{m.port.affinity, m.list} }
+func (m AffinityMap) key() mapKey { return mapKey{m.port.affinityName, m.list} }
 
 func (m AffinityMap) endpoints() []model.Endpoint { return m.port.list(m.list) }
 
@@ -57,13 +57,13 @@ func (m AffinityMap) SameEndpoints(o AffinityMap) bool {
 }
 
 // Maps returns all maps that the rulesets have, in no order.
-func (a Affinity) Maps() (maps []AffinityMap) {
+func (a Affinity) Maps() (found []AffinityMap) {
 	for _, f := range a.families {
-		for key, port := range f.affinity.maps {
-			maps = append(maps, f.affinityMap(port, key.list))
+		for key, port := range f.clientMaps.maps {
+			found = append(found, f.affinityMap(port, key.list))
 		}
 	}
-	return maps
+	return found
 }
 
 // Stale returns, in no order, the maps that may have clients of endpoints that no longer serve them: an endpoint went
@@ -74,28 +74,28 @@ func (a Affinity) Stale() []AffinityMap { return a.stale(false) }
 // from an earlier process.
 func (a Affinity) Losing() []AffinityMap { return a.stale(true) }
 
-func (a Affinity) stale(losing bool) (maps []AffinityMap) {
+func (a Affinity) stale(losing bool) (found []AffinityMap) {
 	for _, f := range a.families {
-		for key, now := range f.affinity.stale {
+		for key, now := range f.clientMaps.stale {
 			if now || !losing {
-				maps = append(maps, f.affinityMap(f.affinity.maps[key], key.list))
+				found = append(found, f.affinityMap(f.clientMaps.maps[key], key.list))
 			}
 		}
 	}
-	return maps
+	return found
 }
 
 func (f *family) affinityMap(port *portPlans, list endpointList) AffinityMap {
 	return AffinityMap{
 		Table: &nft.Table{Family: f.program.family, Name: TableNameFor(f.program.config.ServiceProxyName)},
-		Set:   f.program.affinityMap(affinityKey{port.affinity, list}, f.affinity.size), Port: port.ID, list: list, port: port,
+		Set:   f.program.affinityMap(mapKey{port.affinityName, list}, f.clientMaps.size), Port: port.ID, list: list, port: port,
 	}
 }
 
 // Current returns the map as it is wanted now; false if it is not wanted any more.
 func (a Affinity) Current(m AffinityMap) (AffinityMap, bool) {
-	f := a.families.of(m.Port.Family)
-	port := f.affinity.maps[m.key()]
+	f := a.families.get(m.Port.Family)
+	port := f.clientMaps.maps[m.key()]
 	if port == nil {
 		return AffinityMap{}, false
 	}
@@ -105,7 +105,7 @@ func (a Affinity) Current(m AffinityMap) (AffinityMap, bool) {
 // Reconciled tells the compiler that the kernel's map has clients of the endpoints of m only. The map stays stale if an
 // endpoint went since m was returned, or goes with the next commit: until then packets add clients of it.
 func (a Affinity) Reconciled(m AffinityMap) {
-	stale := a.families.of(m.Port.Family).affinity.stale
+	stale := a.families.get(m.Port.Family).clientMaps.stale
 	if now, ok := a.Current(m); ok && !stale[m.key()] && !lost(m.endpoints(), now.endpoints()) {
 		delete(stale, m.key())
 	}
@@ -122,13 +122,13 @@ type AffinityMove struct {
 // may not have To.
 func (a Affinity) Moves() (moves []AffinityMove) {
 	for _, f := range a.families {
-		for to := range f.affinity.moves {
+		for to := range f.clientMaps.moves {
 			from := to.other()
-			inKernel := f.affinity.maps[from] != nil
+			inKernel := f.clientMaps.maps[from] != nil
 			if before, changed := f.draft.SetBefore(from.mapName()); changed {
 				inKernel = before != nil
 			}
-			if port := f.affinity.maps[to]; port != nil && inKernel {
+			if port := f.clientMaps.maps[to]; port != nil && inKernel {
 				moves = append(moves, AffinityMove{f.affinityMap(port, from.list), f.affinityMap(port, to.list)})
 			}
 		}
@@ -140,18 +140,18 @@ func (a Affinity) Moves() (moves []AffinityMove) {
 // each map that the client may use and that has the connection's endpoint. dialed is the address and port that the
 // client dialed.
 func (a Affinity) ConnectionElements(protocol model.Protocol, client netip.Addr, dialed, endpoint netip.AddrPort, do func(AffinityMap, nft.Element)) {
-	f := a.families.of(model.FamilyOf(dialed.Addr()))
+	f := a.families.get(model.FamilyOf(dialed.Addr()))
 	want := f.claims.applied(frontend{dialed.Addr(), dialed.Port(), protocol})
-	if want.port == nil {
+	if want == nil {
 		want = f.claims.applied(frontend{port: dialed.Port(), protocol: protocol})
 	}
-	if want.affinity() == "" {
+	if !want.isSticky() {
 		return
 	}
 	local, known := f.program.isLocalClient(client)
 	for _, list := range endpointLists {
 		mayUse := want.kind != kindLocal || !known || local == (list == listCluster)
-		if mayUse && hasEndpoint(want.listOf(list), endpoint) {
+		if mayUse && hasEndpoint(want.endpoints(list), endpoint) {
 			m := f.affinityMap(want.port, list)
 			do(m, m.Element(client, endpoint))
 		}
@@ -160,9 +160,9 @@ func (a Affinity) ConnectionElements(protocol model.Protocol, client netip.Addr,
 
 // Protocols returns the protocols of Service ports with affinity in a family.
 func (a Affinity) Protocols(family model.Family) (found []model.Protocol) {
-	u := a.families.of(family).program.uses
+	u := a.families.get(family).program.uses
 	for i, protocol := range protocols {
-		if u.affinity[0][i] || u.affinity[1][i] {
+		if u.sticky[0][i] || u.sticky[1][i] {
 			found = append(found, protocol)
 		}
 	}

@@ -33,7 +33,7 @@ func TestAffinityStale(t *testing.T) {
 			t.Errorf("%s: %d maps are stale, want those of %v", when, len(maps), want)
 		}
 		// Stale is called under the backend's lock after each Sync, and must not look at all ports.
-		if n := len(c.families[0].affinity.stale); n != len(want) {
+		if n := len(c.families[0].clientMaps.stale); n != len(want) {
 			t.Errorf("%s: Stale looks at %d ports, want %d", when, n, len(want))
 		}
 	}

@@ -20,6 +20,8 @@ const (
 	rankLoadBalancer
 	rankExternalIP
 	rankNodePort
+	// ranks is the number of ranks.
+	ranks
 )
 
 // eachFrontend calls do with each frontend of a Service port, as EachFrontend, and its rank.
@@ -39,39 +41,28 @@ func eachFrontend(p *model.ServicePort, do func(rank, frontend)) {
 	}
 }
 
-// externalAddresses returns the number of addresses of a Service port beside its ClusterIP.
-func externalAddresses(p *model.ServicePort) int { return len(p.LoadBalancerIPs) + len(p.ExternalIPs) }
-
 // EachFrontend calls do with the address and port of each frontend that a Service port claims. For a node port, addr is
 // the zero value. A frontend comes twice if the Service port names its address twice.
 func (c *Compiler) EachFrontend(p *model.ServicePort, do func(addr netip.Addr, port uint16)) {
 	eachFrontend(p, func(_ rank, fe frontend) { do(fe.addr, fe.port) })
 }
 
-// claim is the demand of a Service port for a frontend.
-type claim struct {
-	rank rank
-	port *portPlans
+// before reports whether p wins a frontend over other: by rank, then a port with endpoints over one without, as in
+// kube-proxy, then by name. Age does not matter, so all nodes decide alike.
+func (p *plan) before(other *plan) bool {
+	if p.rank != other.rank {
+		return p.rank < other.rank
+	}
+	if p.serves() != other.serves() {
+		return p.serves()
+	}
+	return p.port.ID.Compare(other.port.ID) < 0
 }
 
-func (c *claim) plan() plan { return c.port.of(c.rank) }
-
-// before reports whether c wins over other: by rank, then a port with endpoints over one without, as in kube-proxy,
-// then by name. Age does not matter, so all nodes decide alike.
-func (c *claim) before(other *claim) bool {
-	if c.rank != other.rank {
-		return c.rank < other.rank
-	}
-	mine, theirs := c.plan(), other.plan()
-	if mine.serves() != theirs.serves() {
-		return mine.serves()
-	}
-	return c.port.ID.Compare(other.port.ID) < 0
-}
-
+// claims holds the frontends that Service ports claim, and finds the owner of each.
 type claims struct {
 	frontends map[frontend]*frontendState
-	// touched holds the frontends to reconcile, each once.
+	// touched holds the frontends whose claims changed, each once.
 	touched []*frontendState
 	// contested holds, for each frontend with several claimants, those that Apply returned last, sorted.
 	contested map[frontend][]model.PortID
@@ -80,18 +71,20 @@ type claims struct {
 type frontendState struct {
 	frontend frontend
 	// claims are sorted, the owner's first.
-	claims []claim
-	first  [1]claim // the memory of the first claim
-	// applied is the plan that is in the draft.
-	applied plan
+	claims []*plan
+	first  [1]*plan // the memory of the first claim
+	// applied is the plan in the draft, and sources are the prefixes that may dial the frontend there; empty means everybody.
+	applied *plan
+	sources []netip.Prefix
 	touched bool
 }
 
-func (s *frontendState) plan() plan {
+// plan returns the owner's plan; nil if nobody claims the frontend.
+func (s *frontendState) plan() *plan {
 	if len(s.claims) == 0 {
-		return plan{}
+		return nil
 	}
-	return s.claims[0].plan()
+	return s.claims[0]
 }
 
 func newClaims(ports int) claims {
@@ -102,37 +95,39 @@ func newClaims(ports int) claims {
 	}
 }
 
-func (c *claims) addPort(p *portPlans) {
-	eachFrontend(p.ServicePort, func(r rank, fe frontend) { c.add(fe, claim{r, p}) })
+// replace withdraws the claims of one state of a Service port, and makes those of another one. Either may be nil.
+func (c *claims) replace(have, want *portPlans) {
+	if have != nil {
+		eachFrontend(have.ServicePort, func(_ rank, fe frontend) {
+			s := c.frontends[fe]
+			s.claims = slices.DeleteFunc(s.claims, func(claim *plan) bool { return claim.port == have })
+			c.touch(s)
+		})
+	}
+	if want != nil {
+		eachFrontend(want.ServicePort, func(r rank, fe frontend) { c.add(fe, &want.plans[r]) })
+	}
 }
 
 // add adds a claim. Of two claims of one port the first counts.
-func (c *claims) add(fe frontend, new claim) {
+func (c *claims) add(fe frontend, claim *plan) {
 	s := c.frontends[fe]
 	if s == nil {
 		s = &frontendState{frontend: fe}
 		s.claims = s.first[:0]
 		c.frontends[fe] = s
 	}
-	if slices.ContainsFunc(s.claims, func(have claim) bool { return have.port.ID == new.port.ID }) {
+	c.touch(s)
+	if slices.ContainsFunc(s.claims, func(other *plan) bool { return other.port == claim.port }) {
 		return
 	}
-	at, _ := slices.BinarySearchFunc(s.claims, new, func(have, new claim) int {
-		if have.before(&new) {
+	at, _ := slices.BinarySearchFunc(s.claims, claim, func(other, claim *plan) int {
+		if other.before(claim) {
 			return -1
 		}
 		return 1
 	})
-	s.claims = slices.Insert(s.claims, at, new)
-	c.touch(s)
-}
-
-func (c *claims) removePort(p *portPlans) {
-	eachFrontend(p.ServicePort, func(_ rank, fe frontend) {
-		s := c.frontends[fe]
-		s.claims = slices.DeleteFunc(s.claims, func(c claim) bool { return c.port.ID == p.ID })
-		c.touch(s)
-	})
+	s.claims = slices.Insert(s.claims, at, claim)
 }
 
 func (c *claims) touch(s *frontendState) {
@@ -142,11 +137,28 @@ func (c *claims) touch(s *frontendState) {
 	}
 }
 
-func (c *claims) applied(fe frontend) plan {
+// applied returns the plan of a frontend that is in the draft.
+func (c *claims) applied(fe frontend) *plan {
 	if s := c.frontends[fe]; s != nil {
 		return s.applied
 	}
-	return plan{}
+	return nil
+}
+
+// settled notes that the plans of the touched frontends are in the draft, and returns the conflicts over them whose
+// claimants changed.
+func (c *claims) settled() (conflicts []Conflict) {
+	for _, s := range c.touched {
+		s.applied, s.touched = s.plan(), false
+		if conflict, ok := c.newConflict(s); ok {
+			conflicts = append(conflicts, conflict)
+		}
+		if len(s.claims) == 0 {
+			delete(c.frontends, s.frontend)
+		}
+	}
+	c.touched = nil
+	return conflicts
 }
 
 // Conflict is a frontend that more than one Service port claims.
@@ -157,22 +169,6 @@ type Conflict struct {
 	Owner model.PortID
 	// Others are the ports that do not, in the order in which they would. They keep their other addresses.
 	Others []model.PortID
-}
-
-// reconcileTouched calls do with each touched frontend, and returns the conflicts over them whose claimants changed.
-func (c *claims) reconcileTouched(do func(*frontendState)) (conflicts []Conflict) {
-	for _, s := range c.touched {
-		s.touched = false
-		do(s)
-		if conflict, ok := c.newConflict(s); ok {
-			conflicts = append(conflicts, conflict)
-		}
-		if len(s.claims) == 0 {
-			delete(c.frontends, s.frontend)
-		}
-	}
-	c.touched = nil
-	return conflicts
 }
 
 func (c *claims) newConflict(s *frontendState) (Conflict, bool) {

@@ -78,7 +78,7 @@ func (p *program) isLocalClient(client netip.Addr) (local, known bool) {
 
 // shortCircuitRules let any endpoint serve clients of the cluster and of the node under policy Local.
 func (p *program) shortCircuitRules(nodePort bool) []nft.Rule {
-	choose := p.lookup(shortCircuitRecord, nodePort)
+	choose := p.lookup(shortCircuitElement, nodePort)
 	var rules []nft.Rule
 	for _, match := range p.localClients() {
 		rules = append(rules, nft.NewRule(match, choose))

@@ -78,7 +78,7 @@ func (c *Compiler) Transaction() nft.Transaction {
 func (c *Compiler) Committed() {
 	for _, f := range c.served() {
 		f.draft.Committed()
-		f.affinity.committed()
+		f.clientMaps.committed()
 	}
 }
 
@@ -92,7 +92,7 @@ func (c *Compiler) Invalidate() {
 // Owner returns the Service port that serves an address and port, or, if addr is the zero value, a node port. It
 // returns nil if no Service port claims them.
 func (c *Compiler) Owner(family model.Family, protocol model.Protocol, addr netip.Addr, port uint16) *model.ServicePort {
-	s := c.families.of(family).claims.frontends[frontend{addr, port, protocol}]
+	s := c.families.get(family).claims.frontends[frontend{addr, port, protocol}]
 	if s == nil {
 		return nil
 	}
@@ -134,13 +134,13 @@ func (p *program) frontendIn(set *nft.Set, key nft.Data) (frontend, bool) {
 // NodePortPrefixes returns the prefixes on which node ports of a family answer: on those of the machine's own addresses
 // that a prefix contains, except loopback addresses.
 func (c *Compiler) NodePortPrefixes(family model.Family) []netip.Prefix {
-	return c.families.of(family).program.nodePortPrefixes()
+	return c.families.get(family).program.nodePortPrefixes()
 }
 
 // families holds both IP families, in the order of model.Families.
 type families [len(model.Families)]*family
 
-func (fs *families) of(f model.Family) *family { return fs[familyIndex(f)] }
+func (fs *families) get(f model.Family) *family { return fs[familyIndex(f)] }
 
 // familyIndex returns the index of a family in families. Using that of no family panics: rules in the other family's
 // table would be wrong silently.

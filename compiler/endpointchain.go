@@ -97,7 +97,7 @@ func (p *program) endpointChain(c endpointChain) *nft.Chain {
 // slot that has just gone. The lookup then ends the rule, and a second rule takes slot 0.
 func (p *program) draws(c endpointChain) []nft.Rule {
 	draw := func(slot nft.Expr) nft.Rule {
-		return nft.NewRule(nft.DNAT(p.family, append(p.key(c.nodePort), slot), c.endpoints().set(c.nodePort)))
+		return nft.NewRule(nft.DNAT(p.family, append(p.key(c.nodePort), slot), c.endpoints().setName(c.nodePort)))
 	}
 	first := draw(nft.Numgen{Mod: 1})
 	switch c.count {
@@ -112,11 +112,11 @@ func (p *program) draws(c endpointChain) []nft.Rule {
 	return []nft.Rule{draw(nft.Numgen{Mod: uint32(c.count)}), first}
 }
 
-func (c endpointChain) endpoints() recordKind {
+func (c endpointChain) endpoints() elementKind {
 	if c.kind == kindLocal {
-		return localEndpointRecord
+		return localEndpointElement
 	}
-	return endpointRecord
+	return endpointElement
 }
 
 func (c endpointChain) setName() string { return ServiceIPs + "-" + c.name() }

@@ -16,7 +16,7 @@ func TestFamilies(t *testing.T) {
 	}
 	for f, want := range map[model.Family]nft.Family{model.IPv4: nft.FamilyIP, model.IPv6: nft.FamilyIP6} {
 		t.Run(f.String()+" compiles to tables of "+want.String(), func(t *testing.T) {
-			if got := c.families.of(f).program.family; got != want {
+			if got := c.families.get(f).program.family; got != want {
 				t.Errorf("family %s, want %s", got, want)
 			}
 			if got := c.Tables()[familyIndex(f)].Family; got != want {

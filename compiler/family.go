@@ -1,15 +1,15 @@
 package compiler
 
 import (
-	"maps"
 	"slices"
+	"sync"
 
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// family compiles one IP family: Service ports claim frontends, the first claim's plan says which records a frontend
-// needs, and the stores bring these into the draft.
+// family compiles one IP family: Service ports claim frontends, the first claim is the plan of a frontend, and the plan
+// says which elements the draft has for it.
 type family struct {
 	program *program
 	draft   *nft.Draft
@@ -17,10 +17,12 @@ type family struct {
 	ports   map[model.PortID]*portPlans
 	claims  claims
 	front   front
-	// lists has the addresses and the lists of endpoints, decisions all other records.
-	lists, decisions store
-	chains           *endpointChains
-	affinity         *affinityState
+	chains  *endpointChains
+	// clientMaps are the maps of session affinity. addresses also writes the endpoints.
+	clientMaps *clientMaps
+	addresses  sharedAddresses
+	// keys has the keys of frontends.
+	keys byteBlock
 	// fixed holds the names of the chains with fixed names in the draft.
 	fixed []string
 }
@@ -34,35 +36,47 @@ func newFamily(ip nft.Family, config *Config) *family {
 	f.sets = addSets(draft, f.program)
 	f.front = newFront(draft, config)
 	f.program.front = f.front
-	f.chains = newEndpointChains(draft, f.program, f.sets.of(serviceRecord, false))
-	f.affinity = newAffinityState(draft, f.program)
-	f.lists = store{draft: draft, sets: f.sets, more: map[nft.Data]int{}, contested: map[nft.Data]map[string]int{}}
-	f.decisions = store{draft: draft, sets: f.sets, chains: f.chains, affinity: f.affinity}
+	f.chains = newEndpointChains(draft, f.program, f.sets.get(serviceElement, false))
+	f.clientMaps = newClientMaps(draft, f.program)
+	f.addresses = newSharedAddresses(draft, f.sets)
 	f.putFixedChains()
 	return f
 }
 
+// portChange is a Service port with its state before and after a change; nil where it is not there.
+type portChange struct{ have, want *portPlans }
+
+// apply brings the draft in line with changes of Service ports, and returns the new conflicts.
 func (f *family) apply(changes *model.Changes) []Conflict {
-	var conflicts []Conflict
-	if changes.Full && f.isNew() {
-		conflicts = f.applyFirst(changes.Ports)
-	} else {
-		if changes.Full {
-			for id := range f.ports {
-				if changes.Ports[id] == nil {
-					f.setPort(id, nil)
-				}
-			}
-		}
-		for id, port := range changes.Ports {
-			if nftFamily(id.Family) == f.program.family {
-				f.setPort(id, port)
-			}
-		}
-		f.count()
-		conflicts = f.claims.reconcileTouched(f.reconcile)
+	changed, first := f.portChanges(changes), f.isNew()
+	if first {
+		f.grow(changed)
 	}
-	f.putExceptions()
+	f.both(first, func() {
+		for _, c := range changed {
+			f.setPort(c)
+		}
+	}, func() {
+		for _, c := range changed {
+			f.addresses.replace(c.have, c.want)
+		}
+	})
+	touched := f.claims.touched
+	f.both(first, func() {
+		f.count(touched)
+		for _, s := range touched {
+			f.writeDecisions(s)
+		}
+	}, func() {
+		for _, s := range touched {
+			f.writeEndpoints(s)
+		}
+	})
+	conflicts := f.claims.settled()
+	f.putExceptions(touched)
+	for _, s := range touched {
+		f.serveFront(s)
+	}
 	frontChanged := f.front.Settle()
 	if now := f.usesNow(); now != f.program.uses || frontChanged {
 		f.program.uses = now
@@ -71,79 +85,92 @@ func (f *family) apply(changes *model.Changes) []Conflict {
 	return conflicts
 }
 
-// setPort replaces the port with that ID by p, nil if it is gone, and touches the frontends of both.
-func (f *family) setPort(id model.PortID, p *model.ServicePort) {
-	lists, decisions := &f.lists, &f.decisions
-	f.front.Ask(id, p)
-	old := f.ports[id]
-	if old != nil {
-		f.claims.removePort(old)
-		delete(f.ports, id)
-		lists.have, decisions.have = appendPortRecords(lists.have, old.ServicePort, f.program.config), appendAffinityRecords(decisions.have, old)
+// portChanges returns the changes of Service ports of the family.
+func (f *family) portChanges(changes *model.Changes) []portChange {
+	changed := make([]portChange, 0, len(changes.Ports))
+	if changes.Full {
+		for id, p := range f.ports {
+			if changes.Ports[id] == nil {
+				changed = append(changed, portChange{have: p})
+			}
+		}
 	}
-	if p != nil {
-		f.addPort(p)
-		lists.want = appendPortRecords(lists.want, p, f.program.config)
+	for id, p := range changes.Ports {
+		if nftFamily(id.Family) != f.program.family {
+			continue
+		}
+		if p != nil {
+			changed = append(changed, portChange{f.ports[id], plansOf(p)})
+		} else if have := f.ports[id]; have != nil && !changes.Full {
+			changed = append(changed, portChange{have: have})
+		}
 	}
-	lists.replace()
-	decisions.replace()
+	return changed
 }
 
-// addPort adds a port, except for its records in lists and decisions.replace.
-func (f *family) addPort(p *model.ServicePort) {
-	plans := plansOf(p)
-	f.ports[p.ID] = plans
-	f.claims.addPort(plans)
-	f.decisions.want = appendAffinityRecords(f.decisions.want, plans)
+// isNew reports whether the family has compiled nothing yet, so that nobody reads its draft and all sets are empty.
+func (f *family) isNew() bool {
+	return len(f.ports) == 0 && len(f.claims.frontends) == 0 && !f.draft.HasCommitted()
+}
+
+// grow gives all maps of a new family their size at once. To grow them took a third of the time of a first Apply.
+func (f *family) grow(changed []portChange) {
+	endpoints := 0
+	for _, c := range changed {
+		if c.want != nil {
+			endpoints += len(c.want.Cluster)
+		}
+	}
+	f.ports = make(map[model.PortID]*portPlans, len(changed))
+	f.claims = newClaims(len(changed))
+	f.sets.get(clusterIPElement, false).Grow(len(changed))
+	f.sets.get(endpointElement, false).Grow(endpoints)
+}
+
+// both runs two functions that write different sets. They run at the same time if the family is new: each is up to half
+// of the work, and a start of the proxy waits for it. A draft that was committed notes each change, and cannot do two
+// things at once.
+func (f *family) both(isNew bool, decide, addresses func()) {
+	if !isNew {
+		decide()
+		addresses()
+		return
+	}
+	var group sync.WaitGroup
+	group.Go(addresses)
+	decide()
+	group.Wait()
+}
+
+func (f *family) setPort(c portChange) {
+	if c.want != nil {
+		f.ports[c.want.ID] = c.want
+		f.front.Ask(c.want.ID, c.want.ServicePort)
+	} else {
+		delete(f.ports, c.have.ID)
+		f.front.Ask(c.have.ID, nil)
+	}
+	f.claims.replace(c.have, c.want)
+	if c.have.isSticky() || c.want.isSticky() {
+		f.clientMaps.replace(c.have, c.want)
+	}
 }
 
 // count counts the touched frontends by their new plans, before these are written.
-func (f *family) count() {
-	for _, s := range f.claims.touched {
-		want := s.plan()
-		had, hadShortCircuit := s.applied.chains(s.frontend, f.program.config)
-		has, hasShortCircuit := want.chains(s.frontend, f.program.config)
+func (f *family) count(touched []*frontendState) {
+	for _, s := range touched {
+		have, want := s.applied, s.plan()
+		had, hadShortCircuit := have.chains(f.program.config)
+		has, hasShortCircuit := want.chains(f.program.config)
 		f.chains.move(had, has)
 		f.chains.move(hadShortCircuit, hasShortCircuit)
-		f.affinity.move(s.frontend, s.applied, want)
+		f.clientMaps.move(s.frontend, have, want)
 	}
 	frontends := 0
-	for _, n := range f.affinity.frontends {
+	for _, n := range f.clientMaps.frontends {
 		frontends += n
 	}
 	f.chains.settle(frontends)
-}
-
-func (f *family) reconcile(s *frontendState) {
-	want := f.planOf(s)
-	f.lists.replaceLists(s.frontend, s.applied, want)
-	f.decisions.replaceDecisions(s.frontend, s.applied, want, f.program.config)
-	s.applied = want
-	f.serveFront(s)
-}
-
-// planOf returns the plan of the frontend's owner, with the sources that may dial it on this node.
-func (f *family) planOf(s *frontendState) plan {
-	want := s.plan()
-	if len(want.sources) > 0 {
-		want.sources = f.program.sourcesFor(s.frontend, want.sources)
-	}
-	return want
-}
-
-// putExceptions brings the external addresses without affinity that have the number of a node port in line with
-// store.putAffinity.
-func (f *family) putExceptions() {
-	maps.DeleteFunc(f.affinity.nodePorts, func(fe frontend, _ bool) bool { return f.affinity.externals[fe] == 0 })
-	if len(f.affinity.nodePorts) == 0 {
-		return // nearly always, and then no frontend need be looked at
-	}
-	for fe, s := range f.claims.frontends {
-		if isException(fe, s.applied) && f.affinity.nodePorts[frontend{port: fe.port, protocol: fe.protocol}] {
-			f.decisions.putAffinity(&record{kind: affinityRecord, frontend: fe, comment: s.applied.port.comment})
-		}
-	}
-	clear(f.affinity.nodePorts)
 }
 
 func (f *family) setCluster(changes *model.Changes) {
@@ -159,13 +186,12 @@ func (f *family) setCluster(changes *model.Changes) {
 	f.putFixedChains()
 	f.chains.refresh()
 	for _, p := range f.ports {
-		f.decisions.want = appendAffinityRecords(f.decisions.want, p)
-		f.decisions.replace()
+		if p.isSticky() {
+			f.clientMaps.replace(p, p)
+		}
 	}
 	for _, s := range f.claims.frontends {
-		if len(s.applied.sources) > 0 {
-			f.reconcile(s)
-		}
+		f.writeSources(s)
 	}
 }
 
@@ -176,10 +202,10 @@ func (f *family) usesNow() uses {
 			u.has[kind][i] = set != nil && set.Len() > 0
 		}
 	}
-	u.has[serviceRecord][0] = false // all tables look up service-ips
+	u.has[serviceElement][0] = false // all tables look up service-ips
 	for i, protocol := range protocols {
 		for _, nodePort := range []bool{false, true} {
-			u.affinity[index(nodePort)][i] = f.affinity.frontends[affinityRule{protocol, nodePort}] > 0
+			u.sticky[index(nodePort)][i] = f.clientMaps.frontends[affinityRule{protocol, nodePort}] > 0
 		}
 	}
 	return u
@@ -198,52 +224,4 @@ func (f *family) putFixedChains() {
 			f.draft.RemoveChain(name)
 		}
 	}
-}
-
-// isNew reports whether the family has compiled nothing yet, so that nobody reads its draft and all sets are empty.
-func (f *family) isNew() bool {
-	return len(f.ports) == 0 && len(f.claims.frontends) == 0 && !f.draft.HasCommitted()
-}
-
-// applyFirst compiles those Service ports of a full model that are of this family, which must be new. It returns the
-// conflicts. A second goroutine has the store of lists: that is up to half of the work, and a start waits for it. All
-// maps get their size at once, since growing them took a third of the time.
-func (f *family) applyFirst(all map[model.PortID]*model.ServicePort) []Conflict {
-	endpoints := 0
-	var ports []*model.ServicePort
-	for id, p := range all {
-		if nftFamily(id.Family) == f.program.family {
-			ports = append(ports, p)
-			endpoints += len(p.Cluster)
-			f.front.Ask(id, p)
-		}
-	}
-	claimed, done := make(chan []*frontendState, 1), make(chan struct{})
-	go func() {
-		defer close(done)
-		f.sets.of(clusterIPRecord, false).Grow(len(ports))
-		f.sets.of(endpointRecord, false).Grow(endpoints)
-		for _, p := range ports {
-			f.lists.want = appendPortRecords(f.lists.want, p, f.program.config)
-			f.lists.replace()
-		}
-		for _, s := range <-claimed {
-			f.lists.replaceLists(s.frontend, plan{}, s.plan())
-		}
-	}()
-	f.ports = make(map[model.PortID]*portPlans, len(ports))
-	f.claims = newClaims(len(ports))
-	for _, p := range ports {
-		f.addPort(p)
-		f.decisions.replace()
-	}
-	claimed <- f.claims.touched
-	f.count()
-	conflicts := f.claims.reconcileTouched(func(s *frontendState) {
-		s.applied = f.planOf(s)
-		f.decisions.replaceDecisions(s.frontend, plan{}, s.applied, f.program.config)
-		f.serveFront(s)
-	})
-	<-done
-	return conflicts
 }

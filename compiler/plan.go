@@ -7,19 +7,19 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// plan decides on packets to a frontend: the chain that chooses an endpoint, or a refusal. The zero value is the plan
-// for a frontend that nobody claims.
+// plan is the claim of a Service port for its frontends of one rank, and decides on packets to them: the chain that
+// chooses an endpoint, or a refusal. A nil plan is that of a frontend that nobody claims.
 type plan struct {
 	port *portPlans
+	rank rank
 	// kind is the kind of chain that the frontend's verdict goes to; kindNone for no chain. kindLocal draws from the Local
 	// list, and for clients of the cluster and the node, which policy Local does not bind, from the Cluster list.
 	kind chainKind
-	// list is the list from which other kinds draw. It is the Local one for a ClusterIP with internal policy Local.
+	// list is the list from which other kinds draw. It is the Local one for a ClusterIP with internal policy Local. All
+	// plans of a Service port with one kind have one list.
 	list endpointList
 	// unserved is the fate of new connections that the plan sends to no endpoint.
 	unserved unserved
-	// sources are the prefixes that may dial the frontend; empty means everybody.
-	sources []netip.Prefix
 }
 
 type endpointList uint8
@@ -47,51 +47,73 @@ const (
 // count too: otherwise nodes would disagree about the owner of an address.
 func (p *plan) serves() bool { return p.unserved != unservedReject }
 
-// affinity returns the name of the port's maps and chains; empty for no affinity.
-func (p *plan) affinity() string {
-	if p.kind == kindNone {
-		return ""
-	}
-	return p.port.affinity
+func (p *plan) isNodePort() bool { return p.rank == rankNodePort }
+
+// isSticky reports whether clients keep their endpoint: the Service port has session affinity, and an endpoint.
+func (p *plan) isSticky() bool {
+	return p != nil && p.kind != kindNone && p.port.affinityName != ""
 }
 
-// listOf returns the endpoints of one of the lists; nil if clients are sent to none of them.
-func (p *plan) listOf(list endpointList) []model.Endpoint {
-	if p.kind == kindNone || p.kind != kindLocal && p.list != list {
+// endpoints returns one of the lists of endpoints; nil if clients are sent to none of them.
+func (p *plan) endpoints(list endpointList) []model.Endpoint {
+	if p == nil || p.kind == kindNone || p.kind != kindLocal && p.list != list {
 		return nil
 	}
 	return p.port.list(list)
 }
 
-func (p *plan) chains(fe frontend, config *Config) (first, shortCircuit endpointChain) {
-	chain := func(kind chainKind, list endpointList) endpointChain {
-		n := len(p.listOf(list))
-		hash := config.AffinityHash && p.affinity() != "" && n > 1
-		return endpointChain{kind: kind, nodePort: fe.isNodePort(), hash: hash, count: n}
+// slots returns the endpoints in the frontend's slots, and those in the slots for clients that policy Local binds.
+func (p *plan) slots() (all, local []model.Endpoint) {
+	if p == nil || p.kind == kindNone {
+		return nil, nil
 	}
-	switch p.kind {
-	case kindNone:
-		return endpointChain{}, endpointChain{}
-	case kindLocal:
-		return chain(kindLocal, listLocal), chain(kindAllEndpoints, listCluster)
+	if p.kind == kindLocal {
+		return p.port.Cluster, p.port.Local
 	}
-	return chain(p.kind, p.list), endpointChain{}
+	return p.port.list(p.list), nil
 }
 
-// portPlans is a Service port with the names that its records share. Its plans follow from it.
+// chains returns the chain for the frontend's clients, and the one for those that policy Local does not bind.
+func (p *plan) chains(config *Config) (first, shortCircuit endpointChain) {
+	if p == nil || p.kind == kindNone {
+		return first, shortCircuit
+	}
+	chain := func(kind chainKind, list endpointList) endpointChain {
+		n := len(p.port.list(list))
+		return endpointChain{kind: kind, nodePort: p.isNodePort(), hash: config.AffinityHash && p.isSticky() && n > 1, count: n}
+	}
+	if p.kind == kindLocal {
+		return chain(kindLocal, listLocal), chain(kindAllEndpoints, listCluster)
+	}
+	return chain(p.kind, p.list), shortCircuit
+}
+
+// sourceRanges returns the prefixes that may dial the frontend; nil means everybody.
+func (p *plan) sourceRanges() []netip.Prefix {
+	if p == nil || p.rank != rankLoadBalancer {
+		return nil
+	}
+	return p.port.LoadBalancerSourceRanges
+}
+
+// portPlans is a Service port with its plans, and with the names that its elements share. It does not change: another
+// state of the Service port has other plans.
 type portPlans struct {
 	*model.ServicePort
 	comment string
-	// affinity is affinityName; empty for no affinity.
-	affinity string
+	// affinityName is empty without session affinity.
+	affinityName string
+	// plans has kindNone and nothing unserved for a rank of which the Service port has no frontends.
+	plans [ranks]plan
 }
 
-func plansOf(p *model.ServicePort) *portPlans {
-	plans := &portPlans{ServicePort: p, comment: nft.TruncateComment(p.ID.ServicePortName())}
-	if p.AffinityTimeout > 0 {
-		plans.affinity = affinityName(p.ID)
+func plansOf(port *model.ServicePort) *portPlans {
+	p := &portPlans{ServicePort: port, comment: nft.TruncateComment(port.ID.ServicePortName())}
+	if port.AffinityTimeout > 0 {
+		p.affinityName = affinityName(port.ID)
 	}
-	return plans
+	eachFrontend(port, func(r rank, _ frontend) { p.plans[r] = p.plan(r) })
+	return p
 }
 
 func (p *portPlans) list(list endpointList) []model.Endpoint {
@@ -101,40 +123,30 @@ func (p *portPlans) list(list endpointList) []model.Endpoint {
 	return p.Cluster
 }
 
-// of returns the plan for the port's frontends of a rank.
-func (p *portPlans) of(r rank) plan {
-	pl := plan{port: p}
+// plan decides on the port's frontends of a rank.
+func (p *portPlans) plan(r rank) plan {
+	decided := plan{port: p, rank: r}
 	local := p.ExternalPolicy == model.PolicyLocal
+	if r == rankClusterIP {
+		local = p.InternalPolicy == model.PolicyLocal
+	}
 	switch {
-	case r == rankClusterIP:
-		pl.planInternal()
-		return pl
 	case len(p.Cluster) == 0 && (!local || len(p.Local) == 0):
-		pl.unserved = unservedReject
-	case !local:
-		pl.kind = kindExternal
-	default:
-		pl.kind = kindLocal
-		if len(p.Local) == 0 {
-			pl.unserved = unservedDrop
-		}
-	}
-	if r == rankLoadBalancer {
-		pl.sources = p.LoadBalancerSourceRanges
-	}
-	return pl
-}
-
-func (p *plan) planInternal() {
-	if p.port.InternalPolicy == model.PolicyLocal {
-		p.list = listLocal
+		decided.unserved = unservedReject
+		return decided
+	case local && len(p.Local) == 0:
+		decided.unserved = unservedDrop
 	}
 	switch {
-	case len(p.port.list(p.list)) > 0:
-		p.kind = kindCluster
-	case len(p.port.Cluster) > 0:
-		p.unserved = unservedDrop
-	default:
-		p.unserved = unservedReject
+	case r != rankClusterIP && local:
+		decided.kind = kindLocal
+	case r != rankClusterIP:
+		decided.kind = kindExternal
+	case decided.unserved == unservedNothing:
+		decided.kind = kindCluster
 	}
+	if decided.kind == kindCluster && local {
+		decided.list = listLocal
+	}
+	return decided
 }

@@ -43,8 +43,8 @@ type program struct {
 // what no Service needs.
 type uses struct {
 	has [elementKinds][2]bool
-	// affinity is by whether the frontends are node ports, and by the index in protocols.
-	affinity [2][len(protocols)]bool
+	// sticky says which frontends have affinity, by whether they are node ports and by the index in protocols.
+	sticky [2][len(protocols)]bool
 	// chainSets changes with the chains that have a set.
 	chainSets int
 }
@@ -78,7 +78,7 @@ func (p *program) chains(chainSets []endpointChain) []*nft.Chain {
 		filter("filter-output", nft.HookOutput, priority, append(p.countIn(chainCountTraffic), newConnections(chainForwardCheck)...)),
 		nat("nat-postrouting", nft.HookPostrouting, nft.PrioritySrcNAT, p.postrouting()),
 		{Name: chainServices, Rules: p.services(chainSets)},
-		{Name: chainNodePorts, Rules: append(p.findKnown(true), p.find(serviceRecord, true))},
+		{Name: chainNodePorts, Rules: append(p.findKnown(true), p.find(serviceElement, true))},
 		{Name: chainShortCircuit, Rules: p.shortCircuitRules(false)},
 		{Name: chainShortCircuitNodePorts, Rules: p.shortCircuitRules(true)},
 		{Name: chainInputCheck, Rules: p.checks(false)},
@@ -86,11 +86,11 @@ func (p *program) chains(chainSets []endpointChain) []*nft.Chain {
 		{Name: chainClusterIPs, Rules: p.clusterIPRules()},
 		{Name: chainReject, Rules: []nft.Rule{nft.NewRule(nft.Reject{Family: p.family})}},
 	}
-	if p.has(noEndpointRecord, false) {
-		chains = append(chains, &nft.Chain{Name: chainNoEndpoints, Rules: []nft.Rule{p.find(noEndpointRecord, false)}})
+	if p.has(noEndpointElement, false) {
+		chains = append(chains, &nft.Chain{Name: chainNoEndpoints, Rules: []nft.Rule{p.find(noEndpointElement, false)}})
 	}
-	if p.has(noEndpointRecord, true) {
-		chains = append(chains, &nft.Chain{Name: chainNoEndpointNodePorts, Rules: p.onNodePortAddresses(true, p.lookup(noEndpointRecord, true))})
+	if p.has(noEndpointElement, true) {
+		chains = append(chains, &nft.Chain{Name: chainNoEndpointNodePorts, Rules: p.onNodePortAddresses(true, p.lookup(noEndpointElement, true))})
 	}
 	if rules := p.markUnlessLocal(); rules != nil {
 		chains = append(chains, &nft.Chain{Name: chainMarkUnlessLocal, Rules: rules})
@@ -99,7 +99,7 @@ func (p *program) chains(chainSets []endpointChain) []*nft.Chain {
 		chains = append(chains, &nft.Chain{Name: chainAffinityCheck, Rules: p.affinityRules()})
 	}
 	var guard []nft.Rule
-	if p.has(guardedRecord, false) {
+	if p.has(guardedElement, false) {
 		guard = []nft.Rule{nft.NewRule(nft.Jump(chainFirewall))}
 		chains = append(chains,
 			filter("filter-prerouting-pre-dnat", nft.HookPrerouting, nft.PriorityDstNAT-10, newConnections(chainFirewall)),
@@ -110,15 +110,15 @@ func (p *program) chains(chainSets []endpointChain) []*nft.Chain {
 	if p.config.CountServices {
 		chains = append(chains,
 			nat(chainCountInput, nft.HookInput, nft.PrioritySrcNAT, p.countIn(chainCountConnections)),
-			&nft.Chain{Name: chainCountConnections, Rules: p.countRules(connectionsRecord)},
-			&nft.Chain{Name: chainCountTraffic, Rules: p.countRules(trafficRecord)})
+			&nft.Chain{Name: chainCountConnections, Rules: p.countRules(connectionsElement)},
+			&nft.Chain{Name: chainCountTraffic, Rules: p.countRules(trafficElement)})
 	}
 	return chains
 }
 
-func (p *program) has(kind recordKind, nodePort bool) bool { return p.uses.has[kind][index(nodePort)] }
+func (p *program) has(kind elementKind, nodePort bool) bool { return p.uses.has[kind][index(nodePort)] }
 
-func (p *program) hasAffinity() bool { return p.has(knownRecord, false) || p.has(knownRecord, true) }
+func (p *program) hasAffinity() bool { return p.has(knownElement, false) || p.has(knownElement, true) }
 
 // key returns the fields that identify a frontend in the maps.
 func (p *program) key(nodePort bool) nft.Concat {
@@ -137,11 +137,11 @@ func (p *program) dialedKey(nodePort bool) nft.Concat {
 	return nft.Concat{p.family.OriginalDaddr(), nft.MetaL4proto, nft.CTOriginalProtoDst}
 }
 
-func (p *program) lookup(kind recordKind, nodePort bool) nft.Vmap {
-	return nft.Vmap{Key: p.key(nodePort), Map: kind.set(nodePort)}
+func (p *program) lookup(kind elementKind, nodePort bool) nft.Vmap {
+	return nft.Vmap{Key: p.key(nodePort), Map: kind.setName(nodePort)}
 }
 
-func (p *program) find(kind recordKind, nodePort bool) nft.Rule {
+func (p *program) find(kind elementKind, nodePort bool) nft.Rule {
 	return nft.NewRule(p.lookup(kind, nodePort))
 }
 
@@ -157,13 +157,13 @@ func (p *program) checks(forward bool) []nft.Rule {
 		translated = nft.Goto(chainAffinityCheck)
 	}
 	rules := []nft.Rule{nft.NewRule(wasTranslated, translated)}
-	if p.has(noEndpointRecord, false) {
+	if p.has(noEndpointElement, false) {
 		rules = append(rules, nft.NewRule(nft.Jump(chainNoEndpoints)))
 	}
 	switch {
 	case forward:
 		rules = append(rules, nft.NewRule(nft.Jump(chainClusterIPs)))
-	case p.has(noEndpointRecord, true):
+	case p.has(noEndpointElement, true):
 		rules = append(rules, nft.NewRule(nft.Jump(chainNoEndpointNodePorts)))
 	}
 	return rules
@@ -176,16 +176,16 @@ func (p *program) services(chainSets []endpointChain) []nft.Rule {
 	for _, c := range chainSets {
 		rules = append(rules, nft.NewRule(nft.InSet{Key: p.key(false), Set: c.setName()}, nft.Goto(c.name())))
 	}
-	rules = append(rules, p.find(serviceRecord, false))
-	return append(rules, p.onNodePortAddresses(p.has(serviceRecord, true), nft.Goto(chainNodePorts))...)
+	rules = append(rules, p.find(serviceElement, false))
+	return append(rules, p.onNodePortAddresses(p.has(serviceElement, true), nft.Goto(chainNodePorts))...)
 }
 
 // findKnown leads clients of frontends with affinity to the chains for known clients.
 func (p *program) findKnown(nodePort bool) []nft.Rule {
-	if !p.has(knownRecord, nodePort) {
+	if !p.has(knownElement, nodePort) {
 		return nil
 	}
-	return []nft.Rule{p.find(knownRecord, nodePort)}
+	return []nft.Rule{p.find(knownElement, nodePort)}
 }
 
 func (p *program) clusterIPRules() []nft.Rule {
@@ -213,7 +213,7 @@ func (p *program) clusterIPRules() []nft.Rule {
 func (p *program) postrouting() []nft.Rule {
 	bits := uint32(1) << p.config.MasqueradeBit
 	rules := append(p.countIn(chainCountConnections), nft.NewRule(nft.Match{Field: nft.MetaMark, Mask: bits, Value: bits}, nft.FlipMark(bits), nft.Masquerade))
-	if p.has(hairpinRecord, false) {
+	if p.has(hairpinElement, false) {
 		pair := nft.Concat{p.family.Saddr(), p.family.Daddr()}
 		rules = append(rules, nft.Rule{
 			Statements: []nft.Statement{wasTranslated, nft.InSet{Key: pair, Set: hairpinSet}, nft.Masquerade},
@@ -228,11 +228,11 @@ func (p *program) postrouting() []nft.Rule {
 // there is such an address.
 func (p *program) firewallRules() []nft.Rule {
 	rule := []nft.Statement{
-		nft.InSet{Key: p.key(false), Set: guardedRecord.set(false)},
-		nft.InSet{Key: append(p.key(false), p.family.Saddr()), Op: nft.NotEqual, Set: sourceRecord.set(false)},
+		nft.InSet{Key: p.key(false), Set: guardedElement.setName(false)},
+		nft.InSet{Key: append(p.key(false), p.family.Saddr()), Op: nft.NotEqual, Set: sourceElement.setName(false)},
 	}
 	if p.config.CountRefused { // refused-sources has all of guarded-ips
-		rule = append(rule, nft.InSet{Key: p.key(false), Set: refusedSourceRecord.set(false)})
+		rule = append(rule, nft.InSet{Key: p.key(false), Set: refusedSourceElement.setName(false)})
 	}
 	return []nft.Rule{nft.NewRule(append(rule, nft.Drop)...)}
 }
@@ -251,10 +251,10 @@ func isProtocol(protocol model.Protocol) nft.Statement {
 
 // countRules look up the address that the client dialed, from conntrack. External addresses may have a node port's
 // number, so they are looked up first. Each protocol has rules of its own (dialedKey).
-func (p *program) countRules(kind recordKind) (rules []nft.Rule) {
+func (p *program) countRules(kind elementKind) (rules []nft.Rule) {
 	for _, protocol := range protocols {
 		for _, nodePort := range []bool{false, true} {
-			rules = append(rules, nft.NewRule(isProtocol(protocol), nft.InSet{Key: p.dialedKey(nodePort), Set: kind.set(nodePort)}, nft.Return))
+			rules = append(rules, nft.NewRule(isProtocol(protocol), nft.InSet{Key: p.dialedKey(nodePort), Set: kind.setName(nodePort)}, nft.Return))
 		}
 	}
 	return rules

@@ -2,8 +2,8 @@ package compiler
 
 import (
 	"cmp"
+	"encoding/binary"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -88,28 +88,30 @@ func (f *Frontend) Key() nft.Data { return f.frontend().key() }
 // directions. The keys are Frontend.Key. Only tables with Config.CountServices have these sets.
 func (f *Frontend) CountSets() (connections, traffic string) {
 	nodePort := f.Kind == FrontendNodePort
-	return connectionsRecord.set(nodePort), trafficRecord.set(nodePort)
+	return connectionsElement.setName(nodePort), trafficElement.setName(nodePort)
 }
 
 // Counted says what the packets are that an element counts, in tables with Config.CountServices or
-// Config.CountRefused.
+// Config.CountRefused. From CountedNoEndpoints on, they are packets that would begin a connection: each try of a client
+// counts again.
 type Counted uint8
 
 const (
-	// CountedTraffic are packets of connections that were sent to an endpoint, in both directions.
+	// CountedTraffic counts packets of connections that were sent to an endpoint, in both directions.
 	CountedTraffic Counted = iota
-	// CountedConnections are new connections that were sent to an endpoint.
+	// CountedConnections counts new connections that were sent to an endpoint.
 	CountedConnections
-	// The others are packets that would begin a connection, each try of a client again. There is no usable endpoint on any node;
+	// CountedNoEndpoints counts packets that are refused because no node has a usable endpoint.
 	CountedNoEndpoints
-	// or policy Local, and none on this node;
+	// CountedPolicyLocal counts packets that are dropped because policy Local applies and this node has no endpoint.
 	CountedPolicyLocal
-	// or loadBalancerSourceRanges do not name the client;
+	// CountedSource counts packets that are dropped because loadBalancerSourceRanges do not name the client.
 	CountedSource
-	// or the ClusterIP does not have the port, or the address is one of a ServiceCIDR that no Service holds.
+	// CountedPort counts packets that are refused because the ClusterIP does not have the port.
 	CountedPort
+	// CountedAddress counts packets that are dropped because no Service holds the address, which is one of a ServiceCIDR.
 	CountedAddress
-	// CountedKinds is the number of those above.
+	// CountedKinds is the number of the constants above.
 	CountedKinds
 )
 
@@ -121,24 +123,21 @@ func (c Counted) String() string {
 // Refused reports whether the packets were refused or dropped.
 func (c Counted) Refused() bool { return c >= CountedNoEndpoints }
 
-// CountedBy returns what an element of the set of that name counts. The element's comment names the Service port; the
-// Service, where the port is unknown; and nothing, where the address is no Service's.
+var countedBySet = map[string]Counted{
+	connectionsElement.setName(false): CountedConnections, connectionsElement.setName(true): CountedConnections,
+	noEndpointElement.setName(false): CountedNoEndpoints, noEndpointElement.setName(true): CountedNoEndpoints,
+	refusedSourceElement.setName(false): CountedSource,
+	ClusterIPs:                          CountedPort,
+	unassignedSet:                       CountedAddress,
+}
+
+// CountedBy returns what an element of the set of that name counts. The element's comment names the Service port for
+// CountedTraffic to CountedSource, and the Service for CountedPort. It is empty for CountedAddress.
 func CountedBy(set string, e nft.Element) Counted {
-	switch {
-	case slices.Contains(recordSets[connectionsRecord].names[:], set):
-		return CountedConnections
-	case slices.Contains(recordSets[noEndpointRecord].names[:], set) && e.Verdict == nft.Drop:
-		return CountedPolicyLocal
-	case slices.Contains(recordSets[noEndpointRecord].names[:], set):
-		return CountedNoEndpoints
-	case set == refusedSourceRecord.set(false):
-		return CountedSource
-	case set == ClusterIPs:
-		return CountedPort
-	case set == unassignedSet:
-		return CountedAddress
+	if counted := countedBySet[set]; counted != CountedNoEndpoints || e.Verdict != nft.Drop {
+		return counted
 	}
-	return CountedTraffic
+	return CountedPolicyLocal
 }
 
 // Compare orders frontends by Service port, protocol, kind, address, port and family.
@@ -165,17 +164,14 @@ type reader struct {
 	table *nft.Table
 	// updates holds, by affinity map, the statements that fill it.
 	updates map[string]nft.Update
-	found   map[frontend]*Frontend
-	// counts holds the numbers of endpoints that the chains of the frontends draw from, and endpoints those that there
-	// are: somebody else's chain may have any number in its name.
-	counts    map[endpointsOf]int
-	endpoints []record
+	found   map[frontend]*foundFrontend
 }
 
-// endpointsOf identifies the endpoints of a frontend, by the kind of their records.
-type endpointsOf struct {
-	frontend frontend
-	kind     recordKind
+// foundFrontend is a Frontend with the numbers of endpoints that its chains draw from: those of Endpoints and those of
+// LocalEndpoints. A chain of another program may have any number in its name.
+type foundFrontend struct {
+	Frontend
+	draws, localDraws int
 }
 
 func newReader(table *nft.Table) (*reader, error) {
@@ -197,7 +193,7 @@ func newReader(table *nft.Table) (*reader, error) {
 			return nil, fmt.Errorf("table %s %s was written by another version of nftproxy: %s %s is of another type", table.Family, table.Name, want.Kind(), want.Name)
 		}
 	}
-	r := &reader{table: table, updates: map[string]nft.Update{}, found: map[frontend]*Frontend{}, counts: map[endpointsOf]int{}}
+	r := &reader{table: table, updates: map[string]nft.Update{}, found: map[frontend]*foundFrontend{}}
 	for _, chain := range table.Chains {
 		for _, rule := range chain.Rules {
 			for _, statement := range rule.Statements {
@@ -214,105 +210,147 @@ func newReader(table *nft.Table) (*reader, error) {
 // it stays when one of them replaces the content that the other wrote.
 const kubeProxyServiceCheck = "service-endpoints-check"
 
-// read reads one kind of records after the other: first those that say which frontends there are.
-func (r *reader) read() []*Frontend {
+// read reads one kind of elements after the other: first those that say which frontends there are, and endpoints after
+// the chains that draw from them.
+func (r *reader) read() (all []*Frontend) {
 	for _, set := range r.table.Sets {
 		if chain, ok := strings.CutPrefix(set.Name, ServiceIPs+"-"); ok {
-			for _, e := range set.Elements() {
-				e.Verdict = nft.Goto(chain)
-				r.add(readRecord(serviceRecord, e))
-			}
-		}
-	}
-	for _, kind := range []recordKind{
-		serviceRecord, noEndpointRecord, guardedRecord, shortCircuitRecord, endpointRecord, localEndpointRecord, affinityRecord, sourceRecord,
-	} {
-		for nodePort, name := range recordSets[kind].names {
-			if set := r.table.Set(name); set != nil {
-				for _, e := range set.Elements() {
-					record, ok := readRecord(kind, e)
-					r.add(record, ok && record.frontend.isNodePort() == (nodePort == 1))
+			r.each(set, false, func(fe frontend, rest nft.Data, e nft.Element) {
+				if e.Verdict = nft.Goto(chain); rest == "" {
+					r.readService(r.frontend(fe, e), e)
 				}
-			}
+			})
 		}
 	}
-	slices.SortFunc(r.endpoints, func(a, b record) int { return cmp.Compare(a.slot, b.slot) })
-	for _, e := range r.endpoints {
-		if f := r.found[e.frontend]; e.kind == localEndpointRecord {
-			f.LocalEndpoints = append(f.LocalEndpoints, e.addr)
-		} else {
-			f.Endpoints = append(f.Endpoints, e.addr)
-		}
-	}
-	for _, f := range r.found {
-		slices.SortFunc(f.Sources, netip.Prefix.Compare)
-	}
-	return slices.SortedFunc(maps.Values(r.found), (*Frontend).Compare)
-}
-
-// add adds a record that is ok to its frontend. The first record of a chain counts.
-func (r *reader) add(record record, ok bool) {
-	f := r.found[record.frontend]
-	if ok && f == nil && (record.kind == serviceRecord || record.kind == noEndpointRecord || record.kind == guardedRecord) {
-		f = r.newFrontend(record)
-		r.found[record.frontend] = f
-	}
-	if !ok || f == nil {
-		return
-	}
-	switch record.kind {
-	case serviceRecord:
-		if f.Chain != "" || record.chain.kind == kindNone {
-			return
-		}
-		f.Chain = record.chain.name()
-		switch record.chain.kind {
-		case kindLocal:
-			f.Policy = model.PolicyLocal.String()
-		case kindExternal:
-			f.Policy, f.DirectReturn = model.PolicyCluster.String(), hasDirectReturn(r.table, record.frontend)
-			f.Masquerade = !f.DirectReturn
-		}
-		r.counts[endpointsOf{record.frontend, record.chain.endpoints()}] = record.chain.count
-	case shortCircuitRecord:
-		if record.chain.kind != kindNone && f.Policy == model.PolicyLocal.String() && f.Chain != "" {
-			f.ShortCircuit = record.chain.name()
-			r.counts[endpointsOf{record.frontend, record.chain.endpoints()}] = record.chain.count
-		}
-	case endpointRecord, localEndpointRecord:
-		if record.slot < r.counts[endpointsOf{record.frontend, record.kind}] {
-			r.endpoints = append(r.endpoints, record)
-		}
-	case noEndpointRecord:
-		f.Unserved = UnservedReject
-		if record.unserved == unservedDrop {
+	r.eachOf(serviceElement, func(fe frontend, _ nft.Data, e nft.Element) { r.readService(r.frontend(fe, e), e) })
+	r.eachOf(noEndpointElement, func(fe frontend, _ nft.Data, e nft.Element) {
+		f := r.frontend(fe, e)
+		if f.Unserved = UnservedReject; e.Verdict == nft.Drop {
 			f.Unserved, f.Policy = UnservedDrop, model.PolicyLocal.String()
 		}
-	case guardedRecord:
-		f.Sources = []netip.Prefix{}
-	case sourceRecord:
-		if f.Sources != nil {
-			f.Sources = append(f.Sources, netip.PrefixFrom(record.addr.Addr(), record.slot))
-		}
-	case affinityRecord:
-		for _, list := range endpointLists {
-			update, ok := r.updates[affinityKey{record.affinity, list}.mapName()]
-			if ok && (record.chain.kind == kindLocal || record.list == list) {
-				f.AffinityTimeout = update.Timeout
-				f.AffinityMaps = append(f.AffinityMaps, update.Map)
+	})
+	r.eachOf(guardedElement, func(fe frontend, _ nft.Data, e nft.Element) { r.frontend(fe, e).Sources = []netip.Prefix{} })
+	known := func(read func(*foundFrontend, nft.Data, nft.Element)) func(frontend, nft.Data, nft.Element) {
+		return func(fe frontend, rest nft.Data, e nft.Element) {
+			if f := r.found[fe]; f != nil {
+				read(f, rest, e)
 			}
+		}
+	}
+	r.eachOf(shortCircuitElement, known(readShortCircuit))
+	r.eachOf(sourceElement, known(readSource))
+	r.eachOf(recorderElement, known(r.readRecorder))
+	r.readEndpoints(endpointElement, func(f *foundFrontend) (int, *[]netip.AddrPort) { return f.draws, &f.Endpoints })
+	r.readEndpoints(localEndpointElement, func(f *foundFrontend) (int, *[]netip.AddrPort) { return f.localDraws, &f.LocalEndpoints })
+	for _, f := range r.found {
+		slices.SortFunc(f.Sources, netip.Prefix.Compare)
+		all = append(all, &f.Frontend)
+	}
+	slices.SortFunc(all, (*Frontend).Compare)
+	return all
+}
+
+// eachOf calls do for each element of a kind, as each does.
+func (r *reader) eachOf(kind elementKind, do func(fe frontend, rest nft.Data, e nft.Element)) {
+	for nodePort, name := range elementRows[kind].names {
+		if set := r.table.Set(name); set != nil {
+			r.each(set, nodePort == 1, do)
 		}
 	}
 }
 
-func (r *reader) newFrontend(record record) *Frontend {
-	fe := record.frontend
-	f := &Frontend{Family: r.table.Family, Addr: fe.addr, Port: fe.port, Protocol: fe.protocol, ServicePort: record.comment, Kind: FrontendExternal}
+// each calls do for each element of a set whose key begins with a frontend, with the rest of the key.
+func (r *reader) each(set *nft.Set, nodePort bool, do func(fe frontend, rest nft.Data, e nft.Element)) {
+	p := program{family: r.table.Family}
+	length := p.key(nodePort).Len()
+	for _, e := range set.Elements() {
+		if len(e.Key) < length {
+			continue // of another program
+		}
+		if fe, ok := parseKey(e.Key[:length]); ok {
+			do(fe, e.Key[length:], e)
+		}
+	}
+}
+
+// readService takes the chain of a frontend. The first one counts.
+func (r *reader) readService(f *foundFrontend, e nft.Element) {
+	chain, ok := parseEndpointChain(e.Verdict.Chain)
+	if !ok || e.Verdict.Kind != nft.VerdictGoto || f.Chain != "" {
+		return
+	}
+	f.Chain = chain.name()
+	switch f.draws = chain.count; chain.kind {
+	case kindLocal:
+		f.Policy, f.draws, f.localDraws = model.PolicyLocal.String(), 0, chain.count
+	case kindExternal:
+		f.Policy, f.DirectReturn = model.PolicyCluster.String(), hasDirectReturn(r.table, f.frontend())
+		f.Masquerade = !f.DirectReturn
+	}
+}
+
+func readShortCircuit(f *foundFrontend, _ nft.Data, e nft.Element) {
+	chain, ok := parseEndpointChain(e.Verdict.Chain)
+	if ok && e.Verdict.Kind == nft.VerdictGoto && f.Policy == model.PolicyLocal.String() && f.Chain != "" {
+		f.ShortCircuit, f.draws = chain.name(), chain.count
+	}
+}
+
+func readSource(f *foundFrontend, first nft.Data, e nft.Element) {
+	if f.Sources != nil && len(e.KeyEnd) == len(e.Key) {
+		f.Sources = append(f.Sources, prefixBetween(first, e.KeyEnd[len(e.Key)-len(first):]))
+	}
+}
+
+func (r *reader) readRecorder(f *foundFrontend, _ nft.Data, e nft.Element) {
+	for _, key := range recordedIn(e.Verdict.Chain) {
+		if update, ok := r.updates[key.mapName()]; ok {
+			f.AffinityTimeout = update.Timeout
+			f.AffinityMaps = append(f.AffinityMaps, update.Map)
+		}
+	}
+}
+
+// readEndpoints reads the elements of a kind into the list of their frontend, in the order of the slots. The frontend
+// says how many slots its chain draws from.
+func (r *reader) readEndpoints(kind elementKind, listOf func(*foundFrontend) (draws int, list *[]netip.AddrPort)) {
+	type slot struct {
+		number uint32
+		list   *[]netip.AddrPort
+		addr   netip.AddrPort
+	}
+	var slots []slot
+	r.eachOf(kind, func(fe frontend, rest nft.Data, e nft.Element) {
+		addr, ok := ParseEndpoint(e.Value)
+		f := r.found[fe]
+		if !ok || f == nil || len(rest) != 4 {
+			return
+		}
+		number := binary.NativeEndian.Uint32([]byte(rest))
+		if draws, list := listOf(f); int(number) < draws {
+			slots = append(slots, slot{number, list, addr})
+		}
+	})
+	slices.SortFunc(slots, func(a, b slot) int { return cmp.Compare(a.number, b.number) })
+	for _, s := range slots {
+		*s.list = append(*s.list, s.addr)
+	}
+}
+
+// frontend returns what was found of a frontend. The first element of it has the name of the Service port.
+func (r *reader) frontend(fe frontend, e nft.Element) *foundFrontend {
+	if f := r.found[fe]; f != nil {
+		return f
+	}
+	f := &foundFrontend{Frontend: Frontend{
+		Family: r.table.Family, Addr: fe.addr, Port: fe.port, Protocol: fe.protocol, ServicePort: e.Comment, Kind: FrontendExternal,
+	}}
 	if fe.isNodePort() {
 		f.Kind = FrontendNodePort
 	} else if _, isClusterIP := r.table.Set(ClusterIPs).Element(nft.AddrData(fe.addr)); isClusterIP {
 		f.Kind = FrontendClusterIP
 	}
+	r.found[fe] = f
 	return f
 }
 
