@@ -113,3 +113,16 @@ func TestContestedClusterIPNames(t *testing.T) {
 		}
 	}
 }
+
+// A range in an interval set has its first address as its key, whatever its length is.
+func TestSourceRangeOfOtherLength(t *testing.T) {
+	c := newCompiler(t)
+	for _, source := range []string{"10.101.0.0/25", "10.101.0.0/26", "10.101.0.0/24"} {
+		p := readPort(func(p *model.ServicePort) { p.LoadBalancerSourceRanges = []netip.Prefix{netip.MustParsePrefix(source)} })
+		c.Apply(&model.Changes{Ports: model.PortsByID(p)})
+		c.Committed()
+		if diff := cmp.Diff([]string{"allowed-sources: 192.0.2.10 . tcp . 80 . " + source}, elementsOf(c, "allowed-sources")); diff != "" {
+			t.Errorf("elements (-want +got):\n%s", diff)
+		}
+	}
+}

@@ -38,8 +38,8 @@ func (f *family) serveFront(s *frontendState) {
 		return
 	}
 	var owner *model.ServicePort
-	if len(s.claims) > 0 && s.claims[0].rank != rankClusterIP {
-		owner = s.claims[0].port.ServicePort
+	if p := s.applied; p != nil && (p.rank == rankLoadBalancer || p.rank == rankExternalIP) {
+		owner = p.port.ServicePort
 	}
 	fe := directreturn.Frontend{Addr: netip.AddrPortFrom(s.frontend.addr, s.frontend.port), Protocol: s.frontend.protocol}
 	f.front.Serve(fe, owner)

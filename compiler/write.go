@@ -60,20 +60,21 @@ func (f *family) writeSources(s *frontendState) {
 	if want.sourceRanges() == nil && s.sources == nil {
 		return
 	}
+	// It removes first: another prefix may begin with the same address, and so have the same key.
 	sources := f.program.sourcesFor(s.frontend, want.sourceRanges())
 	set := f.sets.get(sourceElement, false)
 	var buf [2 * maxFrontendKey]byte
+	for _, source := range s.sources {
+		if !slices.Contains(sources, source) {
+			f.draft.Remove(set, nft.Data(nft.AppendAddr(s.frontend.appendKey(buf[:0]), source.Addr())))
+		}
+	}
 	for _, source := range sources {
 		e := nft.Element{Comment: want.port.comment}
 		begin := s.frontend.appendKey(buf[:0])
 		e.Key = nft.Data(nft.AppendAddr(begin, source.Addr()))
 		e.KeyEnd = nft.Data(nft.AppendAddr(begin, nft.LastAddr(source)))
 		f.draft.Put(set, e)
-	}
-	for _, source := range s.sources {
-		if !slices.Contains(sources, source) {
-			f.draft.Remove(set, nft.Data(nft.AppendAddr(s.frontend.appendKey(buf[:0]), source.Addr())))
-		}
 	}
 	s.sources = sources
 }
