@@ -217,7 +217,7 @@ fuzz/%: # one binary for all targets of a package
 
 golden: ## rewrite what is generated: rulesets, converted configurations, lists of metrics, ruledump's JSON Schema, tables in docs/
 	$(GO) test ./internal/testkit/flows -run '^TestGoldenRulesets$$' -update
-	$(GO) test ./internal/ruledump/verb -run '^TestGeneratedSchema$$' -update
+	$(GO) test ./internal/ruledump/verb -run '^(TestGeneratedSchema|TestOptionsInDocs)$$' -update
 	$(GO) test ./integration -run '^TestTroubleshooting$$' -update
 	$(GO) test ./internal/config ./internal/metrics ./cmd/kube-proxy ./examples -update
 

@@ -21,7 +21,7 @@ import (
 	"github.com/nftproxy/nftproxy/internal/ruledump"
 )
 
-var update = flag.Bool("update", false, "rewrite schema.json")
+var update = flag.Bool("update", false, "rewrite schema.json, and the options in docs/ruledump.md")
 
 // documents are what the commands write, by kind.
 var documents = []struct {
