@@ -67,7 +67,7 @@ func (a Affinity) Maps() (found []AffinityMap) {
 }
 
 // Stale returns, in no order, the maps that may have clients of endpoints that no longer serve them: an endpoint went
-// since the last call of Reconciled for the map. It takes time in proportion to the length of the result.
+// since the last call of Cleaned for the map. It takes time in proportion to the length of the result.
 func (a Affinity) Stale() []AffinityMap { return a.stale(false) }
 
 // Losing returns, in no order, those stale maps that lose an endpoint with the next commit, or that the kernel may have
@@ -102,9 +102,9 @@ func (a Affinity) Current(m AffinityMap) (AffinityMap, bool) {
 	return f.affinityMap(port, m.list), true
 }
 
-// Reconciled tells the compiler that the kernel's map has clients of the endpoints of m only. The map stays stale if an
+// Cleaned tells the compiler that the kernel's map has clients of the endpoints of m only. The map stays stale if an
 // endpoint went since m was returned, or goes with the next commit: until then packets add clients of it.
-func (a Affinity) Reconciled(m AffinityMap) {
+func (a Affinity) Cleaned(m AffinityMap) {
 	stale := a.families.get(m.Port.Family).clientMaps.stale
 	if now, ok := a.Current(m); ok && !stale[m.key()] && !lost(m.endpoints(), now.endpoints()) {
 		delete(stale, m.key())

@@ -38,22 +38,22 @@ func TestAffinityStale(t *testing.T) {
 		}
 	}
 	for _, m := range c.Affinity().Stale() {
-		c.Affinity().Reconciled(m)
+		c.Affinity().Cleaned(m)
 	}
 	expect("all reconciled")
 	apply(false, port(7, "10.244.0.1:80"))
 	expect("an endpoint went", webID("service-7"))
 	before := c.Affinity().Stale()[0]
 	apply(false, port(7, "10.244.0.3:80"))
-	c.Affinity().Reconciled(before)
+	c.Affinity().Cleaned(before)
 	expect("another one went while the map was reconciled", webID("service-7"))
-	c.Affinity().Reconciled(c.Affinity().Stale()[0])
+	c.Affinity().Cleaned(c.Affinity().Stale()[0])
 	expect("reconciled again")
 	c.Apply(&model.Changes{Ports: map[model.PortID]*model.ServicePort{webID("service-9"): port(9, "10.244.0.1:80")}})
-	c.Affinity().Reconciled(c.Affinity().Stale()[0])
+	c.Affinity().Cleaned(c.Affinity().Stale()[0])
 	expect("the commit that takes an endpoint away failed", webID("service-9"))
 	c.Committed()
-	c.Affinity().Reconciled(c.Affinity().Stale()[0])
+	c.Affinity().Cleaned(c.Affinity().Stale()[0])
 	expect("and succeeded")
 	apply(false, port(8, "10.244.0.1:80"))
 	gone := port(8)

@@ -232,7 +232,7 @@ func (e *elementComparison) missing(committed bool) (missing []Element) {
 	return missing
 }
 
-// known counts the elements that the kernel is known to have: the wanted ones without the missing ones, and the foreign
+// known counts the elements that the kernel is known to have: the wanted ones without the missing ones, and the unwanted
 // ones.
 func (e *elementComparison) known() int {
 	n := e.set.countable()

@@ -271,7 +271,7 @@ func maskedMatch(f Field, op Op, mask, data []byte) Statement {
 	ones, bits := net.IPMask(mask).Size()
 	switch {
 	case f.isAddr():
-		// linearize loads fewer bytes instead of masking whole ones, so those masks are somebody else's.
+		// linearize loads fewer bytes instead of masking whole ones, so those masks are another program's.
 		wholeBytes := ones > 0 && ones%8 == 0
 		if p := prefixOf(f, data, ones); bits > 0 && !wholeBytes && p == p.Masked() {
 			return Match{Field: f, Op: op, Value: p}

@@ -71,7 +71,7 @@ func (e Event) Who() string {
 // While a Monitor is open, in whichever network namespace, the kernel describes every element of every commit in all of
 // them, in 8 KB of its memory each until the commit ends: whether a group has members is a question to the
 // machine, not to the namespace. So commits of everybody on the machine take longer (docs/measurements.md). A program
-// that only has to know that somebody else has committed polls Conn.Generation.
+// that only has to know that another program has committed polls Conn.Generation.
 //
 // Only one goroutine may be in Next.
 type Monitor struct {

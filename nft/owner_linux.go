@@ -28,7 +28,7 @@ func (c *Conn) noteOwned(tx Transaction) {
 }
 
 // adoptOwned makes the tables of the previous socket belong to the new one, because for the kernel the owner is a
-// socket. It leaves out tables that are gone or belong to somebody else now. The next commit to one of those shows
+// socket. It leaves out tables that are gone or belong to another program now. The next commit to one of those shows
 // that.
 func (c *Conn) adoptOwned(ctx context.Context) error {
 	ask := func(q query, each func(reply) error) error { return c.socket.ask(ctx, q, each) }

@@ -81,7 +81,7 @@ func (r decodedRule) rule(family Family, sets func(string) *Set) Rule {
 }
 
 // decodeExpr decodes one expression of a rule with google/nftables: a pointer to a type of its package expr. One that
-// cannot be decoded is somebody else's, and becomes Unknown: the table must be readable nevertheless.
+// cannot be decoded is another program's, and becomes Unknown: the table must be readable nevertheless.
 func decodeExpr(family Family, b []byte) any {
 	var name string
 	var data, info []byte

@@ -38,7 +38,7 @@ type Table struct {
 type KernelTable struct {
 	// OwnerPort is the netlink port id of the table's owner; 0 for none. Mostly that is the process id.
 	OwnerPort uint32
-	// Objects are the stateful objects and flowtables that somebody else put into the table.
+	// Objects are the stateful objects and flowtables that another program put into the table.
 	Objects []Object
 	// Handles are the handles of the rules, in their order, by the name of the chain. A Step with DeleteRule takes one.
 	Handles map[string][]uint64

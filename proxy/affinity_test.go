@@ -115,7 +115,7 @@ func testReconcilerRestsForItsWork(t *testing.T) {
 	m := mapOf(t, b, stickyPort("web"))
 	putClients(t, others, m, 10, 9)
 	var rest time.Duration
-	besideASync(t, b, changesOf(stickyPort("web", 1)), func() { rest = b.affinity.reconcile(t.Context()) })
+	besideASync(t, b, changesOf(stickyPort("web", 1)), func() { rest = b.affinity.runOnce(t.Context()) })
 	if rest == 0 || rest > restPerWork*syncTime/2 {
 		t.Errorf("after a Sync of %v, the reconciler rests for %v", syncTime, rest)
 	}

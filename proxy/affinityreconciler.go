@@ -21,7 +21,7 @@ const (
 	affinityAttempts = 5
 	// lateDelay is longer than a packet needs from the rule that chooses an endpoint to the rule that records it.
 	lateDelay = time.Second
-	// restPerWork is the ratio of rest to work, and maxRest bounds the rest. It keeps maps that somebody fills, and
+	// restPerWork is the ratio of rest to work, and maxRest bounds the rest. It keeps maps that a flood fills, and
 	// endpoints that come and go, from occupying a processor.
 	restPerWork = 4
 	maxRest     = 30 * time.Second
@@ -79,12 +79,12 @@ func (r *affinityReconciler) run(ctx context.Context) (err error) {
 		case <-r.wake:
 		case <-time.After(r.untilDue()):
 		}
-		sleep(ctx, r.reconcile(ctx))
+		sleep(ctx, r.runOnce(ctx))
 	}
 }
 
-// reconcile restores and deletes clients, and returns how long to rest afterwards. Waits for Syncs are no work.
-func (r *affinityReconciler) reconcile(ctx context.Context) (rest time.Duration) {
+// runOnce restores and deletes clients, and returns how long to rest afterwards. Waits for Syncs are no work.
+func (r *affinityReconciler) runOnce(ctx context.Context) (rest time.Duration) {
 	logger := klog.FromContext(ctx)
 	work := r.lock.work(func() {
 		if err := r.restoreFromConntrack(ctx); err != nil && ctx.Err() == nil {
@@ -136,7 +136,7 @@ func (r *affinityReconciler) deleteStale(ctx context.Context) (failed []compiler
 			failed, failures = append(failed, m), append(failures, err)
 		case again:
 			r.lock.Lock()
-			r.backend.compiler.Affinity().Reconciled(m)
+			r.backend.compiler.Affinity().Cleaned(m)
 			r.lock.Unlock()
 		default:
 			r.late[idOf(m)] = lateLook{m, time.Now().Add(lateDelay)}

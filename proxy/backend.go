@@ -4,7 +4,7 @@
 //   - [Backend] takes Syncs: it applies the changes to the compiler and commits the difference (backend.go). If the
 //     kernel's tables are not known to be as committed, it reads them and commits the difference with the wanted ones,
 //     or replaces them (reconcile.go).
-//   - repairer compares the kernel's tables with the wanted ones when somebody else has committed (repair.go,
+//   - repairer compares the kernel's tables with the wanted ones when another program has committed (repair.go,
 //     watch.go).
 //   - affinityReconciler keeps the maps of session affinity free of clients whose endpoint went (affinity.go,
 //     affinityreconciler.go).
@@ -55,20 +55,6 @@ type Backend struct {
 	affinity *affinityReconciler
 }
 
-// state is the backend's knowledge of the kernel's tables.
-type state uint8
-
-const (
-	// stateNew: this process has committed nothing yet. The next Sync reads the tables.
-	stateNew state = iota
-	// stateUnknown: reconciling the tables failed. The next Sync reads them.
-	stateUnknown
-	// stateApplied: as far as is known, the tables are as committed last.
-	stateApplied
-	// stateDiverged: somebody else changed the tables, and the repair failed. Each check and each Sync tries again.
-	stateDiverged
-)
-
 // Hooks are called on events, for metrics. Each may be nil. They must not call the Backend.
 type Hooks struct {
 	// OnCommitting is called with true before a transaction is sent to the kernel, and with false after the kernel's
@@ -78,8 +64,8 @@ type Hooks struct {
 	OnCommit func(nft.CommitStats)
 	// OnCompile is called in each Sync with the time that the compiler took.
 	OnCompile func(time.Duration)
-	// OnForeignChange is called when a check finds that somebody else changed the tables.
-	OnForeignChange func()
+	// OnExternalChange is called when a check finds that another program changed the tables.
+	OnExternalChange func()
 	// OnDiverged is called with true each time a repair of the tables fails, and with false once the tables are as wanted
 	// again.
 	OnDiverged func(bool)
@@ -151,23 +137,15 @@ func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 	conflicts := b.compiler.Apply(changes)
 	call(b.hooks.OnCompile, time.Since(begin))
 	for _, c := range conflicts {
-		var others []string
-		for _, id := range c.Others {
-			others = append(others, id.ServicePortName())
-		}
 		logger.Info("Several Services claim the same address; only one gets it",
-			"address", c.Frontend, "owner", c.Owner.ServicePortName(), "others", others)
+			"address", c.Frontend, "owner", c.Owner.ServicePortName(), "others", portNames(c.Others))
 	}
 	ids, all := b.compiler.WithoutDirectReturn()
 	if b.hooks.OnWithoutDirectReturn != nil {
 		b.hooks.OnWithoutDirectReturn(ids, all)
 	}
 	if len(ids) > 0 {
-		var names []string
-		for _, id := range ids[:min(len(ids), maxNamed)] {
-			names = append(names, id.ServicePortName())
-		}
-		logger.Info("Service ports ask for direct return and are masqueraded, because of the limits of addresses and endpoints", "servicePorts", names, "count", len(ids))
+		logger.Info("Service ports ask for direct return and are masqueraded, because of the limits of addresses and endpoints", "servicePorts", portNames(ids[:min(len(ids), maxNamed)]), "count", len(ids))
 	}
 	if err := b.update(ctx, logger); err != nil {
 		return err
@@ -177,6 +155,13 @@ func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 	}
 	b.affinity.wake.signal()
 	return nil
+}
+
+func portNames(ids []model.PortID) (names []string) {
+	for _, id := range ids {
+		names = append(names, id.ServicePortName())
+	}
+	return names
 }
 
 // update commits the changes. If that fails, or the kernel's tables are not known, it reconciles them.
@@ -217,20 +202,11 @@ func (b *Backend) commitWanted(ctx context.Context, tx nft.Transaction) error {
 	if err := b.commit(ctx, tx); err != nil {
 		return err
 	}
-	b.applied()
+	b.becomeApplied()
 	return nil
 }
 
-// applied notes that the kernel holds the wanted tables.
-func (b *Backend) applied() {
-	b.compiler.Committed()
-	if b.state == stateDiverged {
-		call(b.hooks.OnDiverged, false)
-	}
-	b.state = stateApplied
-}
-
-// commit commits a transaction, unless it is empty. The repairer does not take it for somebody else's.
+// commit commits a transaction, unless it is empty. The repairer does not take it for an external change.
 func (b *Backend) commit(ctx context.Context, tx nft.Transaction) error {
 	if tx.Empty() {
 		return nil

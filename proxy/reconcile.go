@@ -16,29 +16,22 @@ import (
 // reconcile reads the kernel's tables, whoever wrote them, and commits the difference with the wanted ones. It replaces
 // them whole only if it must: meanwhile a packet that runs through the old rules may find their maps empty.
 func (b *Backend) reconcile(ctx context.Context, logger klog.Logger) error {
-	err := b.reconcileTables(ctx, logger)
+	err := b.readAndCommit(ctx, logger)
 	if err == nil {
 		err = b.removeTemporary(ctx)
 	}
 	if err != nil {
-		b.lost()
+		b.becomeUnknown()
 	}
 	return err
-}
-
-// lost notes that the tables may no longer be as committed. The next Sync reads them.
-func (b *Backend) lost() {
-	if b.state == stateApplied {
-		b.state = stateUnknown
-	}
 }
 
 // differenceAttempts bounds the readings of the tables if others commit during each.
 const differenceAttempts = 10
 
-// reconcileTables is reconcile without the temporary tables. A reason to replace the tables may be chance: a lack of
+// readAndCommit does the work of reconcile but for the temporary tables. A reason to replace the tables may be chance: a lack of
 // memory, or commits of others while it read. Then it reads again, and believes it the second time.
-func (b *Backend) reconcileTables(ctx context.Context, logger klog.Logger) error {
+func (b *Backend) readAndCommit(ctx context.Context, logger klog.Logger) error {
 	first := b.state == stateNew
 	reason, doubted := "", false
 	for range differenceAttempts {
@@ -131,7 +124,7 @@ func (b *Backend) replace(ctx context.Context, do func(context.Context, nft.Tran
 		return err // not all clients were read
 	}
 	b.compiler.Invalidate()
-	b.lost()
+	b.becomeUnknown()
 	tx := b.compiler.Transaction()
 	tx.Append(kept)
 	if err := do(ctx, tx); err != nil {
@@ -186,7 +179,7 @@ func (b *Backend) commitAndPause(ctx context.Context, tx nft.Transaction) error 
 	if err := b.pause(ctx); err != nil {
 		return err
 	}
-	b.applied()
+	b.becomeApplied()
 	return nil
 }
 

@@ -44,7 +44,7 @@ func newRepairer(b *Backend) *repairer {
 	return &repairer{backend: b, interval: CheckInterval, conflict: newRepairConflict(), retry: newBackOff(firstRetryDelay)}
 }
 
-// Check compares the kernel's tables with the wanted ones, if anybody else has committed since the last time, and
+// Check compares the kernel's tables with the wanted ones, if another program has committed since the last time, and
 // commits the difference. It reports whether it repaired them. Other tables do not matter. Syncs can run while the
 // kernel lists the tables.
 func (b *Backend) Check(ctx context.Context) (repaired bool, err error) {
@@ -91,14 +91,14 @@ func (r *repairer) check(ctx context.Context, conn *nft.Conn, compare bool) (res
 }
 
 // begin does the quick part of a check: it adds missing tables. It returns nil if no comparison is needed, because
-// nobody else has committed. The caller calls end after the comparison.
+// no other program has committed. The caller calls end after the comparison.
 func (r *repairer) begin(ctx context.Context) (c *comparison, repaired bool, err error) {
 	b := r.backend
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch b.state {
 	case stateDiverged:
-		repaired, err = r.reconcile(ctx)
+		repaired, err = r.repair(ctx)
 		return nil, repaired, err
 	case stateNew, stateUnknown:
 		return nil, false, nil // the next Sync reads the tables
@@ -119,7 +119,7 @@ func (r *repairer) begin(ctx context.Context) (c *comparison, repaired bool, err
 	}
 	if !missing.Empty() {
 		r.foundChange(ctx, describe(missing))
-		repaired, err = r.reconcile(ctx)
+		repaired, err = r.repair(ctx)
 		return nil, repaired, err
 	}
 	if err := b.removeTemporary(ctx); err != nil {
@@ -184,7 +184,7 @@ func (r *repairer) cannotCompare(ctx context.Context, err error) (repaired bool,
 	}
 	r.failures = 0
 	r.logChange(ctx, "replace what cannot be read: "+err.Error())
-	return r.reconcile(ctx)
+	return r.repair(ctx)
 }
 
 // undo commits the difference that a comparison has found, without what own commits changed at the same time: left says
@@ -209,16 +209,15 @@ func (r *repairer) undo(ctx context.Context, c *comparison, tx nft.Transaction) 
 		b.repaired()
 		return true, left, nil
 	}
-	repaired, err = r.reconcile(ctx)
+	repaired, err = r.repair(ctx)
 	return repaired, left, err
 }
 
-// reconcile reconciles the tables. If that fails, the next check tries again.
-func (r *repairer) reconcile(ctx context.Context) (repaired bool, err error) {
+// repair reconciles the tables. If that fails, the next check tries again.
+func (r *repairer) repair(ctx context.Context) (repaired bool, err error) {
 	b := r.backend
 	if err := b.reconcile(ctx, klog.FromContext(ctx)); err != nil {
-		b.state = stateDiverged
-		call(b.hooks.OnDiverged, true)
+		b.becomeDiverged()
 		return false, err
 	}
 	b.repaired()
@@ -226,14 +225,14 @@ func (r *repairer) reconcile(ctx context.Context) (repaired bool, err error) {
 }
 
 func (r *repairer) foundChange(ctx context.Context, repair string) {
-	if r.backend.hooks.OnForeignChange != nil {
-		r.backend.hooks.OnForeignChange()
+	if r.backend.hooks.OnExternalChange != nil {
+		r.backend.hooks.OnExternalChange()
 	}
 	r.logChange(ctx, repair)
 }
 
 func (r *repairer) logChange(ctx context.Context, repair string) {
-	klog.FromContext(ctx).Info("Somebody else changed the proxy's tables; repairing them", "repair", repair)
+	klog.FromContext(ctx).Info("Another program changed the proxy's tables; repairing them", "repair", repair)
 }
 
 func describe(tx nft.Transaction) string {

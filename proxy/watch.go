@@ -28,7 +28,7 @@ func newBackOff(first time.Duration) *backoff.ExponentialBackOff {
 	return &backoff.ExponentialBackOff{InitialInterval: first, Multiplier: 2, MaxInterval: maxRetryDelay}
 }
 
-// Watch checks the tables whenever somebody else has committed, and repairs them, until ctx ends. It adds a missing table
+// Watch checks the tables whenever another program has committed, and repairs them, until ctx ends. It adds a missing table
 // at once. To find changes inside the tables, it compares both with the wanted ones, for at most a twentieth of the time
 // if a comparison takes less than three seconds. It also runs the reconciler of session affinity.
 func (b *Backend) Watch(ctx context.Context) {

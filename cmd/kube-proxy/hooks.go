@@ -127,12 +127,12 @@ func observeFlows(family model.Family, stats conntrack.Stats, err error) {
 // change.
 func hooks(h *health.Proxy, events *node.Events) proxy.Hooks {
 	return proxy.Hooks{
-		OnCommitting:    h.Committing,
-		OnCommit:        metrics.ObserveCommit,
-		OnCompile:       metrics.ObserveCompile,
-		OnForeignChange: metrics.CountForeignChange,
-		OnRepair:        metrics.CountRepair,
-		OtherRules:      otherModes,
+		OnCommitting:     h.Committing,
+		OnCommit:         metrics.ObserveCommit,
+		OnCompile:        metrics.ObserveCompile,
+		OnExternalChange: metrics.CountForeignChange,
+		OnRepair:         metrics.CountRepair,
+		OtherRules:       otherModes,
 		OnWithoutDirectReturn: func(news []model.PortID, all int) {
 			metrics.SetDirectReturnDenied(all)
 			for _, id := range news {
