@@ -156,7 +156,7 @@ func (s *service) emptySlice(suffix string, family corev1.IPFamily) *discoveryv1
 
 // endpoint returns the pod's entry in a slice of a Service that selects the pod.
 func (p *pod) endpoint(s *corev1.Service, family corev1.IPFamily) discoveryv1.Endpoint {
-	ready := s.Spec.PublishNotReadyAddresses || p.ready && !p.terminating
+	ready := p.ready && !p.terminating
 	serving, terminating, zone := p.ready, p.terminating, zoneOf[p.node]
 	return discoveryv1.Endpoint{
 		Addresses:  []string{p.addrs.Like(anyOf(family)).String()},

@@ -17,7 +17,6 @@ func TestLoadBalancer(t *testing.T) {
 	t.Run("type and ports of a TCP Service change", testTypeAndPortsOfATCPServiceChange)
 	t.Run("type and ports of a UDP Service change", testTypeAndPortsOfAUDPServiceChange)
 	t.Run("source ranges decide who may use it", testSourceRangesDecideWhoMayUseALoadBalancer)
-	t.Run("without node ports", testLoadBalancerWithoutNodePorts)
 	t.Run("UDP follows its pod to another node", testUDPFollowsThePodOfALoadBalancerToAnotherNode)
 	t.Run("UDP follows its pod on its node", testUDPFollowsThePodOfALoadBalancerOnItsNode)
 	t.Run("a rolling update under external policy Cluster", testRollingUpdateUnderExternalPolicyCluster)
@@ -97,25 +96,6 @@ func testSourceRangesDecideWhoMayUseALoadBalancer(t *testing.T) {
 	}
 	s.update(sourceRanges())
 	everybody()
-}
-
-func testLoadBalancerWithoutNodePorts(t *testing.T) {
-	c := start(t)
-	http := tcp(80)
-	pod := c.runs("reallocate-nodeport-test", node1)
-	s := c.service("reallocate-nodeport-test", ports(http.to(web)))
-	s.selects(pod)
-	allocate := func(yes bool) change {
-		return func(s *corev1.Service) { s.Spec.AllocateLoadBalancerNodePorts = &yes }
-	}
-	s.update(ofType(corev1.ServiceTypeLoadBalancer), allocate(false))
-	c.outside.reaches(s.loadBalancerIP(http), pod)
-	if number := s.get().Spec.Ports[0].NodePort; number != 0 {
-		t.Errorf("node port %d was allocated", number)
-	}
-	s.update(allocate(true))
-	c.outside.reaches(s.nodePort(http), pod)
-	c.outside.reaches(s.loadBalancerIP(http), pod)
 }
 
 func testUDPFollowsThePodOfALoadBalancerToAnotherNode(t *testing.T) {

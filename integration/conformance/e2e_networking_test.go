@@ -28,7 +28,6 @@ func TestNetworking(t *testing.T) {
 	t.Run("two Services of the same pods", testTwoServicesOfTheSamePods)
 	t.Run("one family of a Service goes", testOneFamilyOfAServiceGoes)
 	t.Run("deleted rules come back", testDeletedRulesComeBack)
-	t.Run("traffic to pods themselves is untouched", testTrafficToPodsThemselvesIsUntouched)
 	t.Run("ClusterIPs of another ServiceCIDR", testClusterIPsOfAnotherServiceCIDR)
 }
 
@@ -119,31 +118,6 @@ func testDeletedRulesComeBack(t *testing.T) {
 	}
 	c.pod.reaches(s.clusterIP(tcp(80)), pods...)
 	c.outside.reaches(s.nodePort(tcp(80)), pods...)
-}
-
-// What test/e2e/network/no_snat.go tests, and pod_lifecycle.go of pods that terminate.
-func testTrafficToPodsThemselvesIsUntouched(t *testing.T) {
-	c := start(t)
-	local, remote := c.runs("local", node1), c.runs("remote", node2)
-	s := c.nettest(local, remote)
-	c.pod.reaches(s.clusterIP(tcp(80)), local, remote)
-	untouched := func() {
-		t.Helper()
-		for _, pod := range []*pod{local, remote} {
-			for _, client := range []*client{c.pod, c.outside, &local.client, &remote.client} {
-				if client.name == pod.name {
-					continue
-				}
-				to := newAddress(tcp(web), pod.addrs.IPv4.String(), pod.addrs.IPv6.String())
-				client.reaches(to, pod)
-				client.isSeenAsItself(to)
-			}
-		}
-	}
-	untouched()
-	local.terminates()
-	remote.terminates()
-	untouched()
 }
 
 // What test/e2e/network/service_cidrs.go tests.

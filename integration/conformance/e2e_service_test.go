@@ -20,19 +20,12 @@ func TestService(t *testing.T) {
 	t.Run("works after it was recreated", testServiceWorksAfterItWasRecreated)
 	t.Run("Services work after a restart of the proxy", testServicesWorkAfterARestartOfTheProxy)
 	t.Run("Services work after a restart of the API server", testServicesWorkAfterARestartOfTheAPIServer)
-	t.Run("a node port takes TCP and UDP on one port", testNodePortServiceTakesTCPAndUDPOnOnePort)
-	t.Run("an ExternalName becomes a ClusterIP", testExternalNameBecomesAClusterIP)
 	t.Run("an ExternalName becomes a node port", testExternalNameBecomesANodePort)
-	t.Run("a ClusterIP becomes an ExternalName", testClusterIPBecomesAnExternalName)
 	t.Run("a node port becomes an ExternalName", testNodePortBecomesAnExternalName)
 	t.Run("a node port is free when its Service is deleted", testNodePortIsFreeWhenItsServiceIsDeleted)
-	t.Run("unready pods serve when they are published", testUnreadyPodsServeWhenTheyArePublished)
 	t.Run("Services of another proxy are left alone", testServicesOfAnotherProxyAreLeftAlone)
 	t.Run("a proxy with a name takes its Services only", testProxyWithANameTakesItsServicesOnly)
 	t.Run("headless slices are ignored", testHeadlessSlicesAreIgnored)
-	t.Run("whose pods are evicted refuses", testServiceWhosePodsAreEvictedRefuses)
-	t.Run("TCP and UDP on one port are apart", testTCPAndUDPOnOnePortAreApart)
-	t.Run("the target port may differ from pod to pod", testTargetPortMayDifferFromPodToPod)
 }
 
 func testServiceFollowsItsPods(t *testing.T) {
@@ -158,35 +151,8 @@ func testServicesWorkAfterARestartOfTheAPIServer(t *testing.T) {
 	c.pod.reaches(second.clusterIP(http), pods...)
 }
 
-func testNodePortServiceTakesTCPAndUDPOnOnePort(t *testing.T) {
-	c := start(t)
-	pods := []*pod{c.runs("a", node1), c.runs("b", node2)}
-	s := c.service("nodeport-update-service", ports(tcp(80).to(web)))
-	s.selects(pods...)
-	c.pod.reaches(s.clusterIP(tcp(80)), pods...)
-	s.update(ofType(corev1.ServiceTypeNodePort))
-	c.pod.reaches(s.nodePort(tcp(80)), pods...)
-	s.update(ports(tcp(80).to(web), udp(80).to(web)))
-	for _, p := range []port{tcp(80), udp(80)} {
-		c.pod.reaches(s.clusterIP(p), pods...)
-		c.pod.reaches(s.nodePort(p), pods...)
-	}
-	if tcp, udp := s.nodePort(tcp(80)).port, s.nodePort(udp(80)).port; tcp != udp {
-		t.Errorf("node ports %d and %d, want one number", tcp, udp)
-	}
-}
-
 func externalName(name string) change {
 	return func(s *corev1.Service) { s.Spec.Type, s.Spec.ExternalName = corev1.ServiceTypeExternalName, name }
-}
-
-func testExternalNameBecomesAClusterIP(t *testing.T) {
-	c := start(t)
-	pod := c.runs("a", node1)
-	s := c.service("externalname-service", externalName("foo.example.com"))
-	s.update(externalName(""), ofType(corev1.ServiceTypeClusterIP), ports(tcp(80).to(web)))
-	s.selects(pod)
-	c.pod.reaches(s.clusterIP(tcp(80)), pod)
 }
 
 func testExternalNameBecomesANodePort(t *testing.T) {
@@ -197,17 +163,6 @@ func testExternalNameBecomesANodePort(t *testing.T) {
 	s.selects(pod)
 	c.pod.reaches(s.clusterIP(tcp(80)), pod)
 	c.pod.reaches(s.nodePort(tcp(80)), pod)
-}
-
-func testClusterIPBecomesAnExternalName(t *testing.T) {
-	c := start(t)
-	pod := c.runs("a", node1)
-	s := c.service("clusterip-service", ports(tcp(80).to(web)))
-	s.selects(pod)
-	address := s.clusterIP(tcp(80))
-	c.pod.reaches(address, pod)
-	s.update(externalName("foo.example.com"))
-	c.pod.hearsNothing(address)
 }
 
 func testNodePortBecomesAnExternalName(t *testing.T) {
@@ -241,20 +196,6 @@ func testNodePortIsFreeWhenItsServiceIsDeleted(t *testing.T) {
 	})
 	again.selects(pod)
 	c.outside.reaches(nodePort, pod)
-}
-
-func testUnreadyPodsServeWhenTheyArePublished(t *testing.T) {
-	c := start(t)
-	s := c.service("tolerate-unready", ports(tcp(80).to(web)), publishNotReady(true))
-	pod := c.runs("slow-terminating-unready-pod", node1)
-	s.selects(pod)
-	pod.becomes(false)
-	c.pod.reaches(s.clusterIP(tcp(80)), pod)
-	pod.terminates()
-	s.update(publishNotReady(false))
-	c.pod.isRefused(s.clusterIP(tcp(80)))
-	s.update(publishNotReady(true))
-	c.pod.reaches(s.clusterIP(tcp(80)), pod)
 }
 
 func testServicesOfAnotherProxyAreLeftAlone(t *testing.T) {
@@ -304,44 +245,4 @@ func testHeadlessSlicesAreIgnored(t *testing.T) {
 		slice.Labels[corev1.IsHeadlessService] = ""
 	})
 	c.node.isRefused(s.clusterIP(tcp(80)))
-}
-
-func testServiceWhosePodsAreEvictedRefuses(t *testing.T) {
-	c := start(t)
-	s := c.service("evicted-pods", ports(tcp(80).to(web)), publishNotReady(true))
-	pod := c.runs("evicted-pod", node1)
-	s.selects(pod)
-	c.pod.reaches(s.clusterIP(tcp(80)), pod)
-	s.selects() // The slices are there, and empty.
-	c.pod.isRefused(s.clusterIP(tcp(80)))
-}
-
-func testTCPAndUDPOnOnePortAreApart(t *testing.T) {
-	c := start(t)
-	pod := c.runs("pod1", node1)
-	s := c.service("multiprotocol-test", ports(tcp(80).to(web), udp(80).to(web)))
-	s.selects(pod)
-	c.pod.reaches(s.clusterIP(tcp(80)), pod)
-	c.pod.reaches(s.clusterIP(udp(80)), pod)
-	s.update(ports(tcp(80).to(web)))
-	c.pod.reaches(s.clusterIP(tcp(80)), pod)
-	c.pod.isRefused(s.clusterIP(udp(80)))
-	s.update(ports(udp(80).to(web)))
-	c.pod.reaches(s.clusterIP(udp(80)), pod)
-	c.pod.isRefused(s.clusterIP(tcp(80)))
-}
-
-func testTargetPortMayDifferFromPodToPod(t *testing.T) {
-	c := start(t)
-	s := c.service("mutable-named-port", ports(tcp(8001).to(web)))
-	old, added := []*pod{c.runs("testpod0", node1), c.runs("testpod1", node1)}, []*pod{c.runs("testpod2", node1), c.runs("testpod3", node1)}
-	address := s.clusterIP(tcp(8001))
-	s.putSlices("old", map[string]int32{"tcp-8001": web}, old)
-	c.pod.reaches(address, old...)
-	s.putSlices("old", map[string]int32{"tcp-8001": web}, old[1:])
-	s.putSlices("new", map[string]int32{"tcp-8001": admin}, added[:1])
-	c.pod.reaches(address, old[1], added[0])
-	s.putSlices("new", map[string]int32{"tcp-8001": admin}, added)
-	s.putSlices("old", map[string]int32{"tcp-8001": web}, nil)
-	c.pod.reaches(address, added...)
 }

@@ -157,10 +157,6 @@ func distribution(d string) change {
 	return func(s *corev1.Service) { s.Spec.TrafficDistribution = &d }
 }
 
-func publishNotReady(publish bool) change {
-	return func(s *corev1.Service) { s.Spec.PublishNotReadyAddresses = publish }
-}
-
 func sourceRanges(ranges ...string) change {
 	return func(s *corev1.Service) { s.Spec.LoadBalancerSourceRanges = ranges }
 }
