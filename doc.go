@@ -1,6 +1,5 @@
-// Package nftproxy is the overview of this module; it has no code. The module is a Kubernetes
-// service proxy that does kube-proxy's job with nftables, over raw netlink, and the libraries that
-// it is made of.
+// Package nftproxy is the overview of this module; it has no code. The module is a Kubernetes service proxy that
+// replaces kube-proxy, with nftables over raw netlink, and its libraries.
 //
 // The command is cmd/kube-proxy. The command cmd/ruledump prints and explains rulesets.
 //

@@ -28,7 +28,8 @@ const (
 func TableNameFor(serviceProxyName string) string { return nameFor(TableName, serviceProxyName) }
 
 // TemporaryNameFor returns the name of the tables that serve while another program's tables with the name
-// TableNameFor(serviceProxyName) are replaced. No name makes it that of another proxy's tables.
+// TableNameFor(serviceProxyName) are replaced. It never equals the name of another proxy's table, whatever the
+// argument.
 func TemporaryNameFor(serviceProxyName string) string {
 	return nameFor(TemporaryName, serviceProxyName)
 }

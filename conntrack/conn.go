@@ -44,9 +44,9 @@ type Stats struct {
 	Duration time.Duration
 }
 
-// DeleteFlows lists all entries of an IP family and an IP protocol once, and deletes those for which stale returns
-// true. If the kernel refuses to delete an entry (EBUSY while it is offloaded to a flowtable), the others are deleted
-// nevertheless, and the error wraps the first refusal. When ctx ends, the search ends with ctx's error.
+// DeleteFlows lists all entries of an IP family and an IP protocol once, and deletes the entries for which stale
+// returns true. If the kernel refuses to delete an entry (EBUSY while it is offloaded to a flowtable), the others are
+// deleted nevertheless, and the error wraps the first refusal. When ctx ends, the search ends with ctx's error.
 //
 // A kernel before 5.8 lists the whole family, of which DeleteFlows ignores the other entries.
 func (c *Conn) DeleteFlows(ctx context.Context, family model.Family, protocol uint8, stale func(Flow) bool) (stats Stats, err error) {

@@ -31,8 +31,8 @@ func (n *Node) Equal(other *Node) bool {
 type Changes struct {
 	// Full says that Ports has all existing ports, and all other ports are gone.
 	Full bool
-	// Ports holds the new value of each port that changed; nil means that the port is gone. The
-	// ServicePorts are shared: nobody may modify them.
+	// Ports holds the new value of each port that changed; nil means that the port is gone. The ServicePorts are shared
+	// and must not be modified.
 	Ports map[PortID]*ServicePort
 	// Node is the node when it changed or Full is set, else nil.
 	Node *Node

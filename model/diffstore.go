@@ -134,7 +134,7 @@ func (s *DiffStore[K, V]) differences(wanted bool, value func(*diffEntry[V]) V) 
 
 // Apply applies the differences one by one: it calls remove for each of Deleted, then set for each of Updated, in
 // order. It commits each success. A failure does not stop the others. A failed record may be half done, so it stays a
-// difference, even if its previous value becomes wanted again. The error joins those of remove and set.
+// difference, even if its previous value becomes wanted again. The error joins the errors of remove and set.
 func (s *DiffStore[K, V]) Apply(remove, set func(key K, value V) error) error {
 	var errs []error
 	try := func(apply func(K, V) error) func(K, V) bool {
@@ -158,7 +158,7 @@ func (s *DiffStore[K, V]) Apply(remove, set func(key K, value V) error) error {
 	return errors.Join(errs...)
 }
 
-// Commit tells the store that the dataplane has all wanted values and nothing else.
+// Commit records that the dataplane has all wanted values and nothing else.
 func (s *DiffStore[K, V]) Commit() {
 	s.noteDeletions()
 	for key, e := range s.changed {
@@ -167,17 +167,17 @@ func (s *DiffStore[K, V]) Commit() {
 	s.changed = map[K]*diffEntry[V]{}
 }
 
-// Adopt tells the store that the dataplane has value under key. A backend that can read its dataplane calls it for each
-// record when it starts, so that its first differences are small.
+// Adopt records that the dataplane has value under key. A backend that can read its dataplane calls it for each record
+// when it starts, so that its first differences are small.
 func (s *DiffStore[K, V]) Adopt(key K, value V) {
 	e := s.entry(key)
 	e.applied, e.present, e.known = value, true, true
 	s.note(key, e)
 }
 
-// Invalidate tells the store that the dataplane's state is unknown, as after a transaction that failed half way. All
-// wanted keys become updates. Keys that were applied and are not wanted stay deletions, though the dataplane may not
-// have them.
+// Invalidate records that the dataplane's state is unknown, as after a transaction that failed half way. All wanted
+// keys become updates. Keys that were applied and are not wanted stay deletions, though the dataplane may not have
+// them.
 func (s *DiffStore[K, V]) Invalidate() {
 	for key, e := range s.entries {
 		e.known = false

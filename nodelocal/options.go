@@ -36,7 +36,7 @@ type Options struct {
 	// OnConnected, if set, is called with true when the first batch of a stream has arrived, and with false when the
 	// stream has ended with an error. A stream that the server ends for its age changes nothing. It must not block.
 	OnConnected func(bool)
-	// Limits bounds a batch of the server, and the state that increments add up to. Zero fields are those of
+	// Limits bounds a batch of the server, and the state that increments add up to. A zero field means the value in
 	// DefaultLimits.
 	Limits Limits
 	// OnSkip, if set, is called for each port that the client omits because of an unknown value, with the reason

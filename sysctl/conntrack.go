@@ -27,8 +27,8 @@ const hashSizeFile = "sys/module/nf_conntrack/parameters/hashsize"
 //
 //   - nf_conntrack_max becomes the larger of min and maxPerCore × the node's cores, where that product counts up to
 //     1,048,576. kube-proxy v1.37 ignores min where the product exceeds that, and also makes a larger table smaller.
-//   - The table's hash table gets a quarter as many buckets, if it has fewer. That needs the initial network namespace
-//     and a writable /sys. A failure is only logged, since lookups only get slower.
+//   - The table's hash table gets a quarter as many buckets, if it has fewer. This needs the initial network namespace
+//     and a writable /sys. A failure is only logged, because lookups only get slower.
 //   - Timeouts are set in whole seconds, at least one.
 //
 // The error names each sysctl that is wrong and cannot be set, and the remedy. A sysctl in missing does not exist

@@ -120,7 +120,7 @@ func (o *serverOptions) run(ctx context.Context) error {
 }
 
 // serverPages returns the metrics and the health of a server. /livez says that the process answers; /readyz and
-// /healthz are 503 until t knows all Services and EndpointSlices. Later they are 200, and list held objects, which
+// /healthz are 503 until t has all Services and EndpointSlices. Later they are 200, and list held objects, which
 // clients get too.
 func serverPages(t *tracker.Tracker, guard *model.ListGuard) http.Handler {
 	mux := http.NewServeMux()

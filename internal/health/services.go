@@ -46,7 +46,7 @@ type Services struct {
 	mu      sync.Mutex
 	logger  klog.Logger
 	nodeIPs []netip.Addr
-	// ports holds the Service ports with a healthCheckNodePort, and servers those of their Services.
+	// ports holds the Service ports with a healthCheckNodePort, and servers the servers of their Services.
 	ports   map[model.PortID]*model.ServicePort
 	servers map[serviceID]*server
 	closed  bool

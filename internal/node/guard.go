@@ -19,13 +19,12 @@ import (
 // guard decides which Node the proxy works with:
 //
 //   - It overrides the Node's addresses (Options.Override, Options.FamilyPolicy).
-//   - It keeps addresses and pod CIDRs in force that the Node no longer has. This machine goes on running while its
-//     Node is registered anew, or loses its addresses.
-//   - If the Node lacks required facts at the start, it uses those of the previous run (Options.PreviousNode), else
-//     none, and reports that after a while (Options.Wait). The proxy programs Services in the meantime. Later facts
-//     are accepted.
-//   - It fails when the Node has new addresses or pod CIDRs in place of, or beside, those before, as kube-proxy v1.37
-//     does, so that a restart sets up everything anew.
+//   - It keeps addresses and pod CIDRs in force that the Node has lost. The machine still runs while its Node is
+//     registered anew, or loses its addresses.
+//   - If the Node lacks required facts at the start, it uses the previous run's (Options.PreviousNode), else none, and
+//     reports missing facts after Options.Wait. The proxy programs Services in between. Later facts are accepted.
+//   - As in kube-proxy v1.37, it fails when the Node gets new addresses or pod CIDRs, so that a restart sets up
+//     everything anew.
 type guard struct {
 	options Options
 	logger  klog.Logger

@@ -16,7 +16,7 @@ type admission struct {
 	options *Options
 	batches *semaphore.Weighted
 
-	// mu guards the fields below, those of each peerLoad but its semaphore, and the state of each conn.
+	// mu guards the fields below, the fields of each peerLoad except its semaphore, and the state of each conn.
 	mu sync.Mutex
 	// handshakes holds the connections whose peer is not known yet, oldest first.
 	handshakes []*conn

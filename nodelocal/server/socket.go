@@ -268,7 +268,7 @@ func (s *socket) restore(ctx context.Context) (again bool, err error) {
 	return err == nil, err
 }
 
-// isAt reports whether path still leads to the file.
+// isAt reports whether path is still the path of the file.
 func isAt(path string, file fs.FileInfo) bool {
 	now, err := os.Lstat(path)
 	return err == nil && os.SameFile(now, file)

@@ -399,7 +399,7 @@ func (p *pair) news(r runners, c flows.Case, found []divergence) (news []diverge
 	return news, err
 }
 
-// judge returns the flows that do not end as learned with one proxy, and do with the one of which it was learned.
+// judge returns the flows on which the two proxies disagree.
 func judge(r runners, learned, swapped []flows.Flow) (found []divergence) {
 	for _, failure := range r.proxy.Failures(learned) {
 		found = append(found, divergence{flow: failure.Flow, seen: failure})
