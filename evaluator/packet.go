@@ -99,25 +99,26 @@ func formatAddrPort(a netip.AddrPort) string {
 // Host is the state of the machine's kernel besides rules. The zero value has loopback addresses only, and no routes.
 type Host struct {
 	// Addresses are the machine's own addresses on all interfaces. Loopback addresses need not be named.
-	Addresses []netip.Addr
+	Addresses []netip.Addr `json:"-"`
 	// Routes may be incomplete, unless there are Rules. If no route fits, that is an error only if a rule looks at the
 	// outgoing interface.
-	Routes []Route
+	Routes []Route `json:"routes"`
 	// Rules are the routing rules of both families, in the order of their priorities. Without them, the tables local and
 	// main count.
-	Rules []RoutingRule
+	Rules []RoutingRule `json:"rules,omitempty"`
 	// Policies are those of IPsec, in the order of their priorities.
-	Policies []Policy
+	Policies []Policy `json:"policies,omitempty"`
 	// Interfaces are the numbers of the interfaces, by name. Only rules of other programs look at them.
-	Interfaces map[string]uint32
-	// Bridges has the bridge of each port, by names. BridgePorts has the port behind which an address is, where the kernel
-	// knows it. BridgeFilters are the families whose hooks br_netfilter calls at ports.
-	Bridges       map[string]string
-	BridgePorts   map[netip.Addr]string
-	BridgeFilters []nft.Family
+	Interfaces map[string]uint32 `json:"interfaces,omitempty"`
+	// Bridges has the bridge of each port, by names.
+	Bridges map[string]string `json:"bridges,omitempty"`
+	// BridgePorts has the port of a bridge behind which an address is, where the kernel knows it.
+	BridgePorts map[netip.Addr]string `json:"bridgePorts,omitempty"`
+	// BridgeFilters are the families whose hooks br_netfilter calls at ports.
+	BridgeFilters []nft.Family `json:"-"`
 	// NoHairpin are ports to which their bridge forwards no packet that came in by them.
-	NoHairpin []string
+	NoHairpin []string `json:"noHairpin,omitempty"`
 	// Lookup finds the element that a key finds in a set that is nft.Set.Partial, as nft.Conn.Lookup does. Without it, such
 	// sets are not known.
-	Lookup func(table *nft.Table, set string, key nft.Data) (nft.Element, bool, error)
+	Lookup func(table *nft.Table, set string, key nft.Data) (nft.Element, bool, error) `json:"-"`
 }

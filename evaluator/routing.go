@@ -11,15 +11,15 @@ import (
 // Route is an entry of a routing table. Among several of one table, the longest prefix counts.
 type Route struct {
 	// Destination contains the destinations of the packets.
-	Destination netip.Prefix
+	Destination netip.Prefix `json:"to"`
 	// Interface is the name of the outgoing interface. Packets to the machine itself always leave by lo.
-	Interface string
+	Interface string `json:"interface"`
 	// Source is the address that masquerading chooses; the zero value if it is not known.
-	Source netip.Addr
-	// Type says what else becomes of the packets than that they leave.
-	Type RouteType
+	Source netip.Addr `json:"-"`
+	// Type says what else becomes of the packets than that they leave, such as local or blackhole.
+	Type RouteType `json:"type,omitempty"`
 	// Table is the number of the routing table; 0 is the main one.
-	Table uint32
+	Table uint32 `json:"table,omitempty"`
 }
 
 // RouteType is the type of a route, in the words of ip-route(8); empty means unicast.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 
 	"k8s.io/klog/v2"
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
@@ -39,17 +38,9 @@ func prepareKernel(ctx context.Context, o *options, conn *nft.Conn) (missing []s
 		families = []nft.Family{nft.FamilyIP}
 		klog.FromContext(ctx).Info("The kernel has no IPv6; serving IPv4 alone")
 	}
-	if err := conn.Probe(ctx, families); err != nil {
-		return nil, err
-	}
 	gates, _, _ := config.FeatureGates(o.config.FeatureGates)
-	for gate, features := range config.KernelFeatures {
-		if !gates.Enabled(gate) {
-			continue
-		}
-		if err := conn.Probe(ctx, families, features...); err != nil {
-			return nil, fmt.Errorf("featureGates: %s: %w", gate, err)
-		}
+	if err := config.ProbeKernel(ctx, conn, families, gates); err != nil {
+		return nil, err
 	}
 	if gates.Enabled(config.DirectReturn) {
 		nameObstacles(ctx, o.serviceProxyName)

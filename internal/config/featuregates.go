@@ -96,8 +96,8 @@ func ServerFeatureGates(set map[string]bool) (featuregate.MutableVersionedFeatur
 	return gates, errs.ToAggregate()
 }
 
-// KernelFeatures are what the rules of a gate need of the kernel, beside nft.FeatureBasic.
-var KernelFeatures = map[featuregate.Feature][]nft.Feature{
+// kernelFeatures are what the rules of a gate need of the kernel, beside nft.FeatureBasic.
+var kernelFeatures = map[featuregate.Feature][]nft.Feature{
 	AffinityHash:    {nft.FeatureHash},
 	DirectReturn:    {nft.FeatureDup, nft.FeatureHash},
 	OwnTables:       {nft.FeaturePersist},

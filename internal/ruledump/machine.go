@@ -207,19 +207,9 @@ func portsWithoutHairpin(links map[int]netlink.Link) (names []string) {
 type others[Table any] struct {
 	// Tables: the tables of all programs, in the order in which they were made
 	Tables []Table `json:"tables"`
-	Routes []route `json:"routes"` // the routes of all tables, at most 10,000
-	// Rules: the routing rules, in the order of their priorities
-	Rules []evaluator.RoutingRule `json:"rules,omitempty"`
-	// Policies: the policies of IPsec, in the order of their priorities
-	Policies   []evaluator.Policy `json:"policies,omitempty"`
-	Interfaces map[string]uint32  `json:"interfaces,omitempty"` // the numbers of the interfaces, by name
-	Bridges    map[string]string  `json:"bridges,omitempty"`    // the bridge of each port, by names
-	// BridgePorts: the port of a bridge behind which an address is
-	BridgePorts map[netip.Addr]string `json:"bridgePorts,omitempty"`
+	evaluator.Host
 	// BridgeFilters: the families whose hooks br_netfilter calls at ports of bridges
 	BridgeFilters []string `json:"bridgeFilters,omitempty" jsonschema:"enum=ip,enum=ip6"`
-	// NoHairpin: the ports to which their bridge forwards no packet that came in by them
-	NoHairpin []string `json:"noHairpin,omitempty"`
 	// NotLookedAt: rules that may be on the way of packets and are not in the dump
 	NotLookedAt []string `json:"notLookedAt,omitempty"`
 }
@@ -242,21 +232,14 @@ type otherBytes struct {
 	Netlink      nft.Recording
 }
 
-type route struct {
-	To        netip.Prefix `json:"to"` // prefix of the destinations
-	Interface string       `json:"interface"`
-	Type      string       `json:"type,omitempty"`  // such as local or blackhole; absent for unicast
-	Table     uint32       `json:"table,omitempty"` // number of the routing table
-}
-
 // othersText returns the others as a dump has them; nil if their messages were not recorded.
 func (s *Snapshot) othersText() *others[otherText] {
 	if s.otherRecordings == nil && len(s.NotLookedAt) == 0 {
 		return nil
 	}
-	out := &others[otherText]{
-		Tables: []otherText{}, Routes: []route{}, Interfaces: s.Host.Interfaces, NotLookedAt: s.NotLookedAt,
-		Bridges: s.Host.Bridges, BridgePorts: s.Host.BridgePorts, NoHairpin: s.Host.NoHairpin,
+	out := &others[otherText]{Tables: []otherText{}, Host: s.Host, NotLookedAt: s.NotLookedAt}
+	if out.Routes == nil {
+		out.Routes = []evaluator.Route{}
 	}
 	for _, family := range s.Host.BridgeFilters {
 		out.BridgeFilters = append(out.BridgeFilters, family.String())
@@ -279,17 +262,12 @@ func (s *Snapshot) othersText() *others[otherText] {
 		}
 		out.Tables = append(out.Tables, text)
 	}
-	for _, r := range s.Host.Routes {
-		out.Routes = append(out.Routes, route{r.Destination, r.Interface, string(r.Type), r.Table})
-	}
-	out.Rules, out.Policies = s.Host.Rules, s.Host.Policies
 	return out
 }
 
 // addRecorded adds the others of a dump.
 func (s *Snapshot) addRecorded(o *others[otherBytes]) error {
-	s.NotLookedAt, s.Host.Interfaces = o.NotLookedAt, o.Interfaces
-	s.Host.Bridges, s.Host.BridgePorts, s.Host.NoHairpin = o.Bridges, o.BridgePorts, o.NoHairpin
+	s.NotLookedAt, s.Host = o.NotLookedAt, o.Host
 	for _, family := range nft.Families {
 		if slices.Contains(o.BridgeFilters, family.String()) {
 			s.Host.BridgeFilters = append(s.Host.BridgeFilters, family)
@@ -310,9 +288,5 @@ func (s *Snapshot) addRecorded(o *others[otherBytes]) error {
 		}
 		s.Ordered, s.otherRecordings = append(s.Ordered, t), append(s.otherRecordings, text.Netlink)
 	}
-	for _, r := range o.Routes {
-		s.Host.Routes = append(s.Host.Routes, evaluator.Route{Destination: r.To, Interface: r.Interface, Type: evaluator.RouteType(r.Type), Table: r.Table})
-	}
-	s.Host.Rules, s.Host.Policies = o.Rules, o.Policies
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"slices"
 
+	"github.com/nftproxy/nftproxy/evaluator"
 	"github.com/nftproxy/nftproxy/nft"
 )
 
@@ -149,6 +150,28 @@ var escapes = regexp.MustCompile(`(\\[bfnrt]|%[0-9A-Fa-f]{2})$`)
 
 func endsEscape(text []byte) bool { return escapes.Match(text[max(0, len(text)-3):]) }
 
+// host replaces the addresses that routes, rules, policies and bridges have.
+func (p *Pseudonyms) host(h evaluator.Host) evaluator.Host {
+	h.Routes, h.Rules, h.Policies = slices.Clone(h.Routes), slices.Clone(h.Rules), slices.Clone(h.Policies)
+	for i := range h.Routes {
+		h.Routes[i].Destination = p.ofPrefix(h.Routes[i].Destination)
+	}
+	for i := range h.Rules {
+		r := &h.Rules[i]
+		r.From, r.To = p.ofPrefix(r.From), p.ofPrefix(r.To)
+	}
+	for i := range h.Policies {
+		policy := &h.Policies[i]
+		policy.Source, policy.Destination = p.ofPrefix(policy.Source), p.ofPrefix(policy.Destination)
+	}
+	ports := h.BridgePorts
+	h.BridgePorts = map[netip.Addr]string{}
+	for addr, port := range ports {
+		h.BridgePorts[p.Of(addr)] = port
+	}
+	return h
+}
+
 // Redact returns a snapshot of the same tables, in which pseudonyms stand for addresses. It leaves out the tables of
 // other programs, which may have addresses anywhere.
 func (s *Snapshot) Redact(p *Pseudonyms) (*Snapshot, error) {
@@ -169,26 +192,7 @@ func (s *Snapshot) Redact(p *Pseudonyms) (*Snapshot, error) {
 			return nil, fmt.Errorf("%s: %w", tableName(t), err)
 		}
 	}
-	for _, r := range s.Host.Routes {
-		r.Destination = p.ofPrefix(r.Destination)
-		out.Host.Routes = append(out.Host.Routes, r)
-	}
-	for _, r := range s.Host.Rules {
-		r.From, r.To = p.ofPrefix(r.From), p.ofPrefix(r.To)
-		out.Host.Rules = append(out.Host.Rules, r)
-	}
-	for _, policy := range s.Host.Policies {
-		policy.Source, policy.Destination = p.ofPrefix(policy.Source), p.ofPrefix(policy.Destination)
-		out.Host.Policies = append(out.Host.Policies, policy)
-	}
-	out.Host.Interfaces, out.Host.Bridges, out.Host.BridgeFilters = s.Host.Interfaces, s.Host.Bridges, s.Host.BridgeFilters
-	out.Host.NoHairpin = s.Host.NoHairpin
-	for addr, port := range s.Host.BridgePorts {
-		if out.Host.BridgePorts == nil {
-			out.Host.BridgePorts = map[netip.Addr]string{}
-		}
-		out.Host.BridgePorts[p.Of(addr)] = port
-	}
+	out.Host = p.host(s.Host)
 	for _, what := range s.NotLookedAt {
 		out.NotLookedAt = append(out.NotLookedAt, string(p.Text([]byte(what))))
 	}

@@ -91,16 +91,10 @@ func (p *preflight) checkKernel() {
 	if !(sysctl.Tree{}).KernelHasIPv6() {
 		families = families[:1]
 	}
-	wanted := []nft.Feature{nft.FeatureBasic}
-	for gate, features := range config.KernelFeatures {
-		if p.enabled(gate) {
-			wanted = append(wanted, features...)
-		}
-	}
 	var name unix.Utsname
 	_ = unix.Uname(&name) // it cannot fail
 	kernel := "Linux " + unix.ByteSliceToString(name.Release[:])
-	err := p.conn.Probe(p.ctx, families, wanted...)
+	err := config.ProbeKernel(p.ctx, p.conn, families, p.gates())
 	switch missing := (nft.MissingError)(nil); {
 	case err == nil:
 		p.fine(kernel+" has every feature that the proxy asks for", "", "")
@@ -112,13 +106,14 @@ func (p *preflight) checkKernel() {
 	}
 }
 
-// enabled reports whether the settings have a feature gate on.
-func (p *preflight) enabled(gate featuregate.Feature) bool {
-	if p.settings == nil {
-		return false
+// gates returns the feature gates of the settings; the defaults if the settings are not known.
+func (p *preflight) gates() featuregate.FeatureGate {
+	var set map[string]bool
+	if p.settings != nil {
+		set = p.settings.Config.FeatureGates
 	}
-	gates, _, _ := config.FeatureGates(p.settings.Config.FeatureGates)
-	return gates.Enabled(gate)
+	gates, _, _ := config.FeatureGates(set)
+	return gates
 }
 
 // checkDirectReturn looks for what keeps packets that other nodes send on from this node.
@@ -131,7 +126,7 @@ func (p *preflight) checkDirectReturn() {
 			}
 		}
 	}
-	switch on := p.enabled(config.DirectReturn); {
+	switch on := p.gates().Enabled(config.DirectReturn); {
 	case !on && len(asking) == 0:
 		return
 	case !on:
