@@ -18,6 +18,10 @@ type front interface {
 	Serve(directreturn.Frontend, *model.ServicePort)
 	// Restore takes the elements of an earlier process's sets, before the first Serve.
 	Restore(func(*nft.Set) []nft.Element)
+	// Limit says that packets are not forwarded at all, or not those that enter by some devices. ForwardsTo returns the
+	// addresses to which packets are forwarded, as of the last Settle.
+	Limit(mute bool, inside []string)
+	ForwardsTo() []netip.Addr
 	// Settle brings the sets in line with what was asked and is served. It reports whether the rules changed.
 	Settle() bool
 	// Without returns the Service ports that ask in vain, each once, and the number of all.
@@ -51,6 +55,23 @@ func (f *family) serveFront(s *frontendState) {
 func (c *Compiler) Restore(elements func(nft.Family, *nft.Set) []nft.Element) {
 	for _, f := range c.served() {
 		f.front.Restore(func(s *nft.Set) []nft.Element { return elements(f.program.family, s) })
+	}
+}
+
+// ForwardsTo returns the addresses of endpoints on other nodes to which direct return forwards packets, sorted by family.
+func (c *Compiler) ForwardsTo() (to []netip.Addr) {
+	for _, f := range c.served() {
+		to = append(to, f.front.ForwardsTo()...)
+	}
+	return to
+}
+
+// LimitForwarding says, from the next Apply on, that direct return forwards nothing (mute), or nothing that enters by one of
+// the devices inside. Clients whose packets it does not forward are masqueraded. Packets that other nodes have forwarded
+// are served as before.
+func (c *Compiler) LimitForwarding(mute bool, inside []string) {
+	for _, f := range c.served() {
+		f.front.Limit(mute, inside)
 	}
 }
 

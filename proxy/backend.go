@@ -47,6 +47,7 @@ type Backend struct {
 	mu       sync.Mutex
 	compiler *compiler.Compiler
 	state    state
+	entrance entrance
 	// generation is the kernel's generation number at which the tables were last known to be as committed, plus one for
 	// each own commit since that raised it. commits counts these commits.
 	generation, commits uint32
@@ -74,6 +75,10 @@ type Hooks struct {
 	// OnWithoutDirectReturn is called in each Sync with the Service ports that ask for direct return and have none because of
 	// a limit: those of which it was not called yet, and the number of all.
 	OnWithoutDirectReturn func(news []model.PortID, all int)
+	// Entrance looks at the node's routes to addresses of endpoints on other nodes, while Services have direct return. own are
+	// the addresses of the Node. OnObstacle is called with each new Entrance.Obstacle.
+	Entrance   func(to, own []netip.Addr) (Entrance, error)
+	OnObstacle func(string)
 	// OtherRules is called before the first commit if the tables are not there. It reports whether
 	// other rules serve, such as those of kube-proxy's mode iptables. Then Services come in a second
 	// commit, when their source ranges are valid.
@@ -136,6 +141,7 @@ func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 	begin := time.Now()
 	conflicts := b.compiler.Apply(changes)
 	call(b.hooks.OnCompile, time.Since(begin))
+	b.lookAtEntrance(logger, changes, false)
 	for _, c := range conflicts {
 		logger.Info("Several Services claim the same address; only one gets it",
 			"address", c.Frontend, "owner", c.Owner.ServicePortName(), "others", portNames(c.Others))

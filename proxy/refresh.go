@@ -11,7 +11,8 @@ import (
 // refreshInterval is the interval at which the rules are compiled again for what changes without a Sync.
 const refreshInterval = 10 * time.Second
 
-// refresh commits what changes with time, or with the node: addresses that have left direct return for long enough.
+// refresh commits what changes with time, or with the node: addresses that have left direct return for long enough, and the
+// routes to other nodes.
 func (b *Backend) refresh(ctx context.Context) error {
 	for sleep(ctx, refreshInterval); ctx.Err() == nil; sleep(ctx, refreshInterval) {
 		if err := b.refreshOnce(ctx); err != nil {
@@ -27,6 +28,8 @@ func (b *Backend) refreshOnce(ctx context.Context) error {
 	if b.state != stateApplied {
 		return nil // a Sync or a repair comes
 	}
-	b.compiler.Apply(&model.Changes{})
-	return b.update(ctx, klog.FromContext(ctx))
+	logger, changes := klog.FromContext(ctx), &model.Changes{}
+	b.compiler.Apply(changes)
+	b.lookAtEntrance(logger, changes, true)
+	return b.update(ctx, logger)
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"net/netip"
 	"os"
 	"os/signal"
 	"syscall"
@@ -14,6 +15,7 @@ import (
 	"github.com/nftproxy/nftproxy/internal/leftovers"
 	"github.com/nftproxy/nftproxy/internal/metrics"
 	"github.com/nftproxy/nftproxy/internal/node"
+	"github.com/nftproxy/nftproxy/internal/nodeaddr"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/proxy"
@@ -139,6 +141,13 @@ func hooks(h *health.Proxy, events *node.Events) proxy.Hooks {
 				events.DirectReturnDenied(id.Namespace, id.Service, id.Port)
 			}
 		},
+		Entrance: lookAtEntrance,
+		OnObstacle: func(obstacle string) {
+			metrics.SetDirectReturnBlocked(obstacle != "")
+			if obstacle != "" {
+				events.DirectReturnBlocked(obstacle)
+			}
+		},
 		OnDiverged: func(yes bool) {
 			metrics.SetDiverged(yes)
 			if yes {
@@ -148,4 +157,11 @@ func hooks(h *health.Proxy, events *node.Events) proxy.Hooks {
 			}
 		},
 	}
+}
+
+func lookAtEntrance(to, own []netip.Addr) (e proxy.Entrance, err error) {
+	if e.Obstacle, err = nodeaddr.Obstacle(to); err == nil {
+		e.Inside, err = nodeaddr.Inside(own)
+	}
+	return e, err
 }

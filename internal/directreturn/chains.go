@@ -139,7 +139,11 @@ func (p *Planner) find() (rules []nft.Rule) {
 
 func (p *Planner) forward(local []nft.Statement, guard []nft.Rule) []nft.Rule {
 	rules := slices.Concat(returnKnown(), returnAll(local), guard)
-	rules = append(rules, nft.NewRule(p.ttlBelow(forwardTTL), nft.Goto(chainAgain)), p.setTTL(forwardTTL))
+	rules = append(rules, nft.NewRule(p.ttlBelow(forwardTTL), nft.Goto(chainAgain)))
+	for _, device := range p.inside {
+		rules = append(rules, nft.NewRule(nft.Match{Field: nft.MetaIifname, Value: device}, nft.Return))
+	}
+	rules = append(rules, p.setTTL(forwardTTL))
 	for _, affinity := range affinities {
 		rules = append(rules, nft.NewRule(nft.Dup{Key: p.key(0, affinity), Map: p.sets.hops.Name}, nft.Drop))
 	}

@@ -2,6 +2,7 @@ package directreturn
 
 import (
 	"encoding/binary"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -29,6 +30,13 @@ type Planner struct {
 	prefix netip.Prefix
 	// asks says that there are endpoints to ask, and leaves that frontends leave direct return.
 	asks, leaves bool
+	// mute says that this node forwards nothing, and inside has the devices by which packets come from inside the node.
+	mute   bool
+	inside []string
+	// remote has the addresses of the endpoints on other nodes.
+	remote []netip.Addr
+	// moved says that Chains returns other rules than at the last Settle because of inside.
+	moved bool
 	// kernel returns the elements of the sets of an earlier process until the first Settle; nil for no such sets.
 	kernel func(*nft.Set) []nft.Element
 }
@@ -118,6 +126,21 @@ func (p *Planner) Serve(fe Frontend, owner *model.ServicePort) {
 	p.touched[fe] = s
 }
 
+// Limit says that this node forwards nothing, or nothing that enters by the devices inside. What it does not forward goes
+// the usual way.
+func (p *Planner) Limit(mute bool, inside []string) {
+	p.moved = p.moved || !slices.Equal(inside, p.inside)
+	p.inside = inside
+	if mute != p.mute {
+		p.mute = mute
+		maps.Copy(p.touched, p.frontends)
+	}
+}
+
+// ForwardsTo returns the addresses of endpoints on other nodes, sorted, to which this node forwards packets unless it is
+// limited.
+func (p *Planner) ForwardsTo() []netip.Addr { return p.remote }
+
 // Settle brings the sets of the draft in line with the calls since the last Settle. It reports whether Services or Chains
 // return other rules than before.
 func (p *Planner) Settle() (changed bool) {
@@ -129,8 +152,9 @@ func (p *Planner) Settle() (changed bool) {
 			}
 		}
 	}
+	changed, p.moved = p.moved && p.prefix.IsValid(), false
 	if len(p.touched) == 0 {
-		return false
+		return changed
 	}
 	for fe, s := range p.touched {
 		p.settle(fe, s)
@@ -141,7 +165,8 @@ func (p *Planner) Settle() (changed bool) {
 	if !prefix.IsValid() {
 		p.sets.settle(p.draft, false)
 	}
-	changed = prefix != p.prefix || asks != p.asks || leaves != p.leaves
+	p.remote = p.remoteEndpoints()
+	changed = changed || prefix != p.prefix || asks != p.asks || leaves != p.leaves
 	p.prefix, p.asks, p.leaves = prefix, asks, leaves
 	return changed
 }
@@ -159,6 +184,9 @@ func (p *Planner) settle(fe Frontend, s *served) {
 		in = p.sets.leaving
 	}
 	s.inKernel = false
+	if want != nil && p.mute {
+		want = want.ownOnly()
+	}
 	if want != nil {
 		p.sets.settle(p.draft, true)
 		p.sets.mark(p.draft, fe, in, nft.TruncateComment(s.owner.ID.ServicePortName()))
@@ -192,6 +220,18 @@ func (p *Planner) leave(fe Frontend, s *served) *slots {
 		return nil
 	}
 	return had.withoutOwn()
+}
+
+func (p *Planner) remoteEndpoints() (remote []netip.Addr) {
+	for _, s := range p.slots {
+		for i := range s.cluster {
+			if s.cluster[i].Remote {
+				remote = append(remote, s.cluster[i].AddrPort.Addr())
+			}
+		}
+	}
+	slices.SortFunc(remote, netip.Addr.Compare)
+	return slices.Compact(remote)
 }
 
 // slotsOf returns the slots of a Service port that asks for direct return; nil if it has none.

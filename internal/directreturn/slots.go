@@ -111,6 +111,11 @@ func (s *slots) withoutOwn() *slots {
 	return &left
 }
 
+// ownOnly returns the slots of a node that forwards nothing.
+func (s *slots) ownOnly() *slots {
+	return &slots{affinity: s.affinity, endpoints: s.endpoints, numbers: s.numbers, to: [choices][]uint16{here: s.to[here]}}
+}
+
 // slotOwners gives each slot to one of the endpoints and returns their indices. It depends on the set of
 // endpoints only, not on their order. A slot goes to the endpoint with the highest score for it (rendezvous
 // hashing). An endpoint with more than excess percent above its share gives up the slots for which its score

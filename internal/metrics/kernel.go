@@ -26,6 +26,8 @@ var (
 	foreignChanges = newCounter("nftables_foreign_changes_total", "External changes found in the proxy's tables")
 	repairs        = newCounter("nftables_foreign_changes_repaired_total",
 		"Repairs of the proxy's tables, after an external change or after a commit that failed")
+	directReturnBlocked = newGauge("nftables_direct_return_blocked",
+		"1 while this node forwards nothing by direct return, because packets would not reach other nodes or leave unencrypted, else 0")
 	directReturnDenied = newGauge("nftables_direct_return_denied",
 		"Service ports that ask for direct return and have none, because of the limits of addresses and endpoints; their external clients are masqueraded")
 	divergedTables = newGauge("nftables_diverged",
@@ -59,6 +61,9 @@ func CountForeignChange() { foreignChanges.Inc() }
 
 // CountRepair counts a repair of the tables.
 func CountRepair() { repairs.Inc() }
+
+// SetDirectReturnBlocked records whether this node forwards nothing by direct return because of an obstacle.
+func SetDirectReturnBlocked(yes bool) { directReturnBlocked.Set(oneIf(yes)) }
 
 // SetDirectReturnDenied records how many Service ports ask for direct return in vain.
 func SetDirectReturnDenied(n int) { directReturnDenied.Set(float64(n)) }

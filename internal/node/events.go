@@ -99,6 +99,13 @@ func (e *Events) DirectReturnDenied(namespace, service, port string) {
 	}
 }
 
+// DirectReturnBlocked says that the node forwards no packets by direct return.
+func (e *Events) DirectReturnBlocked(obstacle string) {
+	if e != nil {
+		e.post(e.node, corev1.EventTypeWarning, "DirectReturnBlocked", "Program", "this node forwards nothing by direct return, and masquerades: "+obstacle)
+	}
+}
+
 func (e *Events) post(about corev1.ObjectReference, kind, reason, action, note string) {
 	now := time.Now()
 	if len(note) > maxNote {

@@ -53,10 +53,11 @@ func testEventsArriveAsThoseOfKubeProxy(t *testing.T) {
 	events.MetricsServerFailed(errors.New("listen tcp :10249: taken"))
 	events.ServiceHealthFailed(metav1.NamespaceDefault, "web", errors.New("port taken"))
 	events.DirectReturnDenied(metav1.NamespaceDefault, "web", "http")
+	events.DirectReturnBlocked("device wg0 (wireguard) chooses the peer by the packet's destination")
 
 	type event struct{ Kind, Name, Type, Reason, Action, Note, By string }
 	got := map[string]event{}
-	for _, e := range posted(t, server, 5) {
+	for _, e := range posted(t, server, 6) {
 		got[e.Reason] = event{e.Regarding.Kind, e.Regarding.Name, e.Type, e.Reason, e.Action, e.Note, e.ReportingController}
 		if e.EventTime.IsZero() || !strings.HasPrefix(e.ReportingInstance, "kube-proxy-") {
 			t.Errorf("%s: event time %v, reporting instance %q", e.Reason, e.EventTime, e.ReportingInstance)
@@ -69,6 +70,10 @@ func testEventsArriveAsThoseOfKubeProxy(t *testing.T) {
 		"DirectReturnDenied": {
 			"Service", "web", "Warning", "DirectReturnDenied", "Program",
 			`port "http" has no direct return, because of the limits of addresses and endpoints: its external clients are masqueraded`, "kube-proxy",
+		},
+		"DirectReturnBlocked": {
+			"Node", thisNode, "Warning", "DirectReturnBlocked", "Program",
+			"this node forwards nothing by direct return, and masquerades: device wg0 (wireguard) chooses the peer by the packet's destination", "kube-proxy",
 		},
 		"FailedToStartServiceHealthcheck": {"Service", "web", "Warning", "FailedToStartServiceHealthcheck", "Listen", "port taken", "kube-proxy"},
 	}

@@ -68,6 +68,8 @@ func SmallHops() (small []Hop, defaultMTU int, err error) {
 type nextHop struct {
 	hasGateway  bool
 	device, mtu int
+	// more are the devices of the next hops after the first.
+	more []int
 }
 
 func (r route) hop() (h nextHop) {
@@ -84,8 +86,17 @@ func (r route) hop() (h nextHop) {
 		case typ == unix.RTA_MULTIPATH && len(payload) >= unix.SizeofRtNexthop:
 			h.hasGateway = true
 			h.device = int(int32(binary.NativeEndian.Uint32(payload[4:])))
+			for next := rtnexthopLength(payload); len(payload)-next >= unix.SizeofRtNexthop; next = rtnexthopLength(payload) {
+				payload = payload[next:]
+				h.more = append(h.more, int(int32(binary.NativeEndian.Uint32(payload[4:]))))
+			}
 		}
 		return nil
 	})
 	return h
+}
+
+// rtnexthopLength returns the length of the first struct rtnexthop with its attributes.
+func rtnexthopLength(hops []byte) int {
+	return max(netlinkattr.Padded(int(binary.NativeEndian.Uint16(hops))), unix.SizeofRtNexthop)
 }

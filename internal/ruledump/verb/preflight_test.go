@@ -579,6 +579,13 @@ func TestPreflightDirectReturn(t *testing.T) {
 kind: Service
 metadata: {name: web, namespace: shop, annotations: {nftproxy.io/direct-return: "true"}}
 spec: {clusterIP: 10.96.0.1, externalIPs: [203.0.113.5], ports: [{port: 80}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{port: 8080}]
+endpoints: [{addresses: [10.244.7.5], nodeName: node-7}, {addresses: [10.99.1.5], nodeName: node-1}]
 `)
 	off := write("off.yaml", kubeadmFile("mode: nftables\n"))
 	on := write("on.yaml", kubeadmFile("mode: nftables\nfeatureGates: {NFTProxyDirectReturn: true}\n"))
@@ -586,4 +593,11 @@ spec: {clusterIP: 10.96.0.1, externalIPs: [203.0.113.5], ports: [{port: 80}]}
 	got.expect(t, "look direct-return: these ask for direct return: shop/web | without the feature gate NFTProxyDirectReturn")
 	got = look(t, "--manifests", services, "--from-config", on)
 	got.expect(t, "go direct-return: these ask for direct return: shop/web |")
+	shell(t, "ip xfrm policy add dir out dst 10.99.0.0/16 tmpl proto esp")
+	if got = look(t, "--manifests", services, "--from-config", on, "--node", "node-1"); got.has("look direct-return: an xfrm policy") {
+		t.Errorf("a policy for this node's pods is in the way:\n%s", TextOf(&got, "text"))
+	}
+	shell(t, "ip xfrm policy add dir out dst 10.244.0.0/16 tmpl proto esp")
+	got = look(t, "--manifests", services, "--from-config", on, "--node", "node-1")
+	got.expect(t, "look direct-return: an xfrm policy for 10.244.0.0/16 would not match")
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/component-base/featuregate"
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 )
@@ -135,6 +136,12 @@ func (p *preflight) checkDirectReturn() {
 	case len(asking) > 0:
 		p.fine("these ask for direct return: "+some(asking, shownNames), "", "set the feature gate on all nodes")
 	}
+	switch obstacle, err := nodeaddr.Obstacle(p.remoteEndpoints(asking)); {
+	case err != nil:
+		p.err = err
+	case obstacle != "":
+		p.look(obstacle, "this node forwards nothing by direct return: clients that enter by it are masqueraded", "go on if this is meant")
+	}
 	if strict := (sysctl.Tree{}).StrictReversePaths(); len(strict) > 0 {
 		p.look("rp_filter is 1 on "+some(strict, shownNames), "if other nodes send packets on by these interfaces, the kernel drops them",
 			"set net.ipv4.conf.*.rp_filter to 0 or 2 there")
@@ -152,6 +159,29 @@ func (p *preflight) checkDirectReturn() {
 			"also those that it sends on to other nodes, which belong to no connection",
 			"see that a rule there accepts them, such as: ct state untracked accept")
 	}
+}
+
+// remoteEndpoints returns the addresses of the endpoints of Services that are not on this node.
+func (p *preflight) remoteEndpoints(services []string) (remote []netip.Addr) {
+	if p.objects == nil {
+		return nil
+	}
+	for _, s := range p.objects.EndpointSlices {
+		if !slices.Contains(services, s.Namespace+"/"+s.Labels[discoveryv1.LabelServiceName]) {
+			continue
+		}
+		for _, e := range s.Endpoints {
+			if e.NodeName == nil || *e.NodeName == p.out.Node {
+				continue
+			}
+			for _, text := range e.Addresses {
+				if addr, err := netip.ParseAddr(text); err == nil {
+					remote = append(remote, addr)
+				}
+			}
+		}
+	}
+	return remote
 }
 
 // oneLine returns the text of joined errors.
