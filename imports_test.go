@@ -266,9 +266,13 @@ func codes(text string) (found []string) {
 	return found
 }
 
-var ringRow = regexp.MustCompile(`(?m)^\| ([1-3])\. [^|]*\| ([^|]*) \| ([0-9,]*) \|$`)
+var (
+	ringRow = regexp.MustCompile(`(?m)^\| ([1-3])\. [^|]*\| ([^|]*) \| ([0-9,]*) \|$`)
+	readRow = regexp.MustCompile(`(?m)^\| [0-9] \| ([^|]*) \| [^|]* \|$`)
+)
 
-// TestRings compares the table of the three rings in docs/architecture.md with the code.
+// TestRings compares the table of the three rings in docs/architecture.md, and the order in which to read the first one,
+// with the code.
 func TestRings(t *testing.T) {
 	page, err := os.ReadFile(architecture)
 	if err != nil {
@@ -287,6 +291,17 @@ func TestRings(t *testing.T) {
 		said, _ := strconv.Atoi(strings.ReplaceAll(row[3], ",", ""))
 		if 5*max(said-lines, lines-said) > lines {
 			t.Errorf("ring %s has %d lines, and %s says %s", ring, lines, architecture, row[3])
+		}
+	}
+	for _, row := range readRow.FindAllStringSubmatch(string(page), -1) {
+		dir := ""
+		for _, name := range codes(row[1]) {
+			if in, _ := filepath.Split(name); in != "" {
+				dir = in
+			}
+			if _, err := os.Stat(dir + filepath.Base(name)); err != nil {
+				t.Errorf("the order of reading: %v", err)
+			}
 		}
 	}
 	for pkg, imported := range imports {
