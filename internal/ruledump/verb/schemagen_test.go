@@ -189,7 +189,7 @@ func (g *generator) definition(t reflect.Type) object {
 		g.types[name] = t
 		o := g.structSchema(t)
 		if text := g.source.comments[sourceName(t)]; text != "" {
-			o["description"] = text
+			o["description"] = strings.ToUpper(text[:1]) + text[1:] // the comment begins with the type's name
 		}
 		g.defs[name] = o
 	case known != t:
