@@ -82,7 +82,7 @@ whose server is no endpoint by these rules are marked.`,
 	return cmd
 }
 
-// flagsOnly refuses a client and an address without their flags.
+// flagsOnly refuses arguments: a client and an address need the flags --from and --to.
 func flagsOnly(cmd *cobra.Command, args []string) error {
 	switch len(args) {
 	case 0:
@@ -93,7 +93,7 @@ func flagsOnly(cmd *cobra.Command, args []string) error {
 	return fmt.Errorf("explain takes its addresses by flags, and %q belongs to none: give --from ADDRESS --to ADDRESS:PORT", args[0])
 }
 
-// parsePacket reads the values of --from, --to and --iif. The rules have the addresses of Services.
+// parsePacket reads the values of --from, --to and --iif. It takes the address of a Service from the rules.
 func parsePacket(s *ruledump.Snapshot, from, to, iif string) (p evaluator.Packet, err error) {
 	source, zone, _ := strings.Cut(from, "%")
 	iface, port, bracket := strings.Cut(zone, "]")
@@ -231,7 +231,9 @@ type client struct {
 	Clients        int `json:"clients"` // number of clients in the map
 }
 
-// Explain walks the packet through the tables of a snapshot.
+// Explain walks the packet through the tables of a snapshot. The evaluator says what happens, rule by rule. Why it happens
+// is not in the rules: Explain concludes it from the roles of the chains that decided, and from the frontend that the
+// packet's destination is. The tables of Kubernetes' kube-proxy have no such roles (kubeProxyReasons).
 func Explain(s *ruledump.Snapshot, p evaluator.Packet) (*Explanation, error) {
 	frontends, err := s.Frontends()
 	if err != nil {
@@ -258,7 +260,8 @@ func Explain(s *ruledump.Snapshot, p evaluator.Packet) (*Explanation, error) {
 	return e, nil
 }
 
-// findFrontends finds the frontends that have the packet's destination.
+// findFrontends finds the frontends that the packet's destination may be. An address of the node may be an external IP
+// and have a node port of the same number, so only the fate tells which frontend served the packet (add).
 func (e *Explanation) findFrontends(frontends []*compiler.Frontend) {
 	to := e.packet.Destination
 	for _, f := range frontends {
@@ -280,6 +283,7 @@ func (e *Explanation) frontends() []*compiler.Frontend {
 	return slices.DeleteFunc([]*compiler.Frontend{e.byAddress, e.byNodePort}, func(f *compiler.Frontend) bool { return f == nil })
 }
 
+// add adds an outcome, with its reasons.
 func (e *Explanation) add(o *evaluator.Outcome) {
 	out := Outcome{Result: o.Fate.Result.String(), Reason: reasonOf(&o.Fate), head: o.Head(explainShown), steps: folded(o.Fate.Path)}
 	f := cmp.Or(e.byAddress, e.byNodePort)
@@ -332,7 +336,7 @@ func newStep(s *evaluator.Step) step {
 	return shown
 }
 
-// name says where a step happened, such as "inet fw, chain f (policy drop)".
+// name is the step's place in the ruleset, such as "inet fw, chain f (policy drop)".
 func (s *step) name() string {
 	if s.Rule == "" {
 		return fmt.Sprintf("%s, chain %s (%s)", s.Table, s.Chain, s.Verdict)
@@ -340,7 +344,7 @@ func (s *step) name() string {
 	return fmt.Sprintf("%s, chain %s: %s", s.Table, s.Chain, s.Rule)
 }
 
-// condition says of a step of DependsOn what it is.
+// condition puts a step of DependsOn into words.
 func (s *step) condition() string {
 	if s.Kind == evaluator.StepOrder {
 		return "depends on the order of chains: " + s.name()
@@ -348,7 +352,10 @@ func (s *step) condition() string {
 	return fmt.Sprintf("depends on %s (%s)", s.name(), s.Verdict)
 }
 
-// decidedBy returns the step of another program that ended a packet's way; nil if none did.
+// decidedBy returns the step of another program that ended a packet's way; nil if none did. The last step that has a
+// chain decided: a drop ends the path there. Rules of Kubernetes' kube-proxy count as the proxy's here, although the
+// evaluator walks them as another program's (they have statements that nftproxy does not write). But if their result is
+// not known, they are named, because the reader has to look at them.
 func (e *Explanation) decidedBy(fate *evaluator.Fate) *step {
 	if fate.Path.EndsInKernel() {
 		return nil
@@ -368,7 +375,7 @@ func (e *Explanation) decidedBy(fate *evaluator.Fate) *step {
 	return nil
 }
 
-// intended says where the packet was on its way to when another program ended that.
+// intended says where the packet was going when another program dropped it.
 func (e *Explanation) intended(o *evaluator.Outcome) string {
 	if o.Fate.Destination == e.packet.Destination {
 		return "its destination was not translated before"
@@ -396,7 +403,8 @@ func folded(path evaluator.Path) evaluator.Path {
 	return path
 }
 
-// drawnFrom returns how many endpoints of a frontend a packet may have drawn from.
+// drawnFrom returns the number of endpoints among which the rules chose. An outcome may name fewer destinations, since a
+// packet that was traced has one.
 func drawnFrom(f *compiler.Frontend, o *Outcome) int {
 	hasAll := func(list []netip.AddrPort) bool {
 		return !slices.ContainsFunc(o.Destinations, func(d netip.AddrPort) bool { return !slices.Contains(list, d) })

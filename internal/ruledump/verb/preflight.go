@@ -54,16 +54,18 @@ first, 2 if preflight itself failed, and 3 if the swap would fail.
 			if collect != (len(args) > 0) {
 				return errors.New("give files with --collect, and only with it")
 			}
-			var view View
-			var worst level
+			var answer interface {
+				View
+				worst() level
+			}
 			var err error
 			if collect {
-				view, worst, err = collected(cmd, args)
+				answer, err = collected(cmd, args)
 			} else {
-				view, worst, err = p.run(cmd.Context())
+				answer, err = p.run(cmd.Context())
 			}
 			if err == nil {
-				err = format.show(cmd.OutOrStdout(), view)
+				err = format.show(cmd.OutOrStdout(), answer)
 			}
 			switch {
 			case err != nil:
@@ -74,7 +76,7 @@ first, 2 if preflight itself failed, and 3 if the swap would fail.
 				<-ctx.Done()
 				return nil
 			}
-			return map[level]error{levelLook: errDifferent, levelStop: errStop}[worst]
+			return map[level]error{levelLook: errDifferent, levelStop: errStop}[answer.worst()]
 		},
 	}
 	format.addTo(cmd)
@@ -134,6 +136,8 @@ type Preflight struct {
 	Findings []finding `json:"findings"`
 }
 
+func (v *Preflight) worst() level { return v.Verdict }
+
 func (v *Preflight) add(f finding) {
 	v.Findings = append(v.Findings, f)
 	v.Verdict = worse(v.Verdict, f.Level)
@@ -165,7 +169,12 @@ func (f *finding) text(p *Page, nodes string) {
 	}
 }
 
-// preflight looks at a node.
+// preflight looks at a node. It asks the functions that the proxy's start asks: config.Parse and config.CheckMode what is
+// wrong with the file, config.ProbeKernel what the kernel lacks, leftovers.Find what other modes left, and the compiler
+// what it thinks of the Services. So preflight and the proxy cannot disagree. What no start asks is about the change from
+// one proxy to the other: addresses, marks and chains that are served, set or kept now and not afterwards.
+//
+// Each check adds findings. A check may use what earlier checks found, such as the mode that serves the node.
 type preflight struct {
 	config, kubeconfig, manifests, node string
 
@@ -201,7 +210,7 @@ func (p *preflight) look(seen, why, do string) { p.add(levelLook, seen, why, do)
 func (p *preflight) stop(seen, why, do string) { p.add(levelStop, seen, why, do) }
 
 // run makes all checks, in the order in which JSON has their findings.
-func (p *preflight) run(ctx context.Context) (View, level, error) {
+func (p *preflight) run(ctx context.Context) (*Preflight, error) {
 	p.ctx = ctx
 	p.out = Preflight{
 		nodeDocument: nodeDocument{document: documentOf("Preflight"), Node: p.node}, Verdict: levelGo, Findings: []finding{},
@@ -211,7 +220,7 @@ func (p *preflight) run(ctx context.Context) (View, level, error) {
 		p.out.Node, _ = os.Hostname() // only shown, and the name of the Node in most clusters
 	}
 	if p.conn, p.err = nft.Dial(nft.Config{}); p.err != nil {
-		return nil, levelStop, p.err
+		return nil, p.err
 	}
 	defer p.conn.Close()
 	p.running = runningProxies()
@@ -229,13 +238,13 @@ func (p *preflight) run(ctx context.Context) (View, level, error) {
 		{"direct-return", p.checkDirectReturn}, {"services", p.checkServices},
 	} {
 		if p.err != nil {
-			return nil, levelStop, p.err
+			return nil, p.err
 		}
 		p.check = c.name
 		c.look()
 	}
 	p.out.Mode = cmp.Or(string(p.old), "none")
-	return &p.out, p.out.Verdict, p.err
+	return &p.out, p.err
 }
 
 func (p *preflight) loadObjects() {
@@ -248,8 +257,8 @@ func (p *preflight) loadObjects() {
 	}
 }
 
-// checkConfig reads the file that is named, or that of a running kube-proxy. A file that the proxy would refuse is a
-// finding; one that cannot be read, if it was named, an error.
+// checkConfig reads the file of --from-config, or the file that a running kube-proxy names. A file that the proxy would
+// refuse is a finding. A file of --from-config that cannot be read is an error, because the user meant it.
 func (p *preflight) checkConfig() {
 	path := p.config
 	for _, r := range p.running {
@@ -287,7 +296,7 @@ func (p *preflight) checkConfig() {
 // shownNames bounds the chains, addresses or Services that a finding names.
 const shownNames = 5
 
-// some returns the first of a list, and how many more there are.
+// some lists the first values, and says how many more there are.
 func some[T any](list []T, most int) string {
 	var texts []string
 	for _, v := range list[:min(len(list), most)] {

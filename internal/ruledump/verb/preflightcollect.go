@@ -35,33 +35,34 @@ type sharedFinding struct {
 	Nodes []string `json:"nodes"`
 }
 
-// collected reads answers of many nodes from files, of which "-" is standard input. A file may have several, and other
-// lines between them, as logs of pods have. Of two answers of one node the last counts.
-func collected(cmd *cobra.Command, paths []string) (View, level, error) {
+func (t *PreflightTable) worst() level { return t.Verdict }
+
+// collected reads answers of many nodes from files; "-" is standard input. A file may have several answers, with other
+// lines between them, as logs of pods have. If a node has several answers, the last one counts.
+func collected(cmd *cobra.Command, paths []string) (*PreflightTable, error) {
 	byNode := map[string]*Preflight{}
 	for _, path := range paths {
 		in, err := input(cmd, path)
 		if err != nil {
-			return nil, levelStop, err
+			return nil, err
 		}
 		defer in.Close()
 		text, err := io.ReadAll(in)
 		if err != nil {
-			return nil, levelStop, err
+			return nil, err
 		}
 		answers, err := preflights(text)
 		if err == nil && len(answers) == 0 {
 			err = fmt.Errorf("it has no output of ruledump preflight -o json")
 		}
 		if err != nil {
-			return nil, levelStop, fmt.Errorf("%s: %w", path, err)
+			return nil, fmt.Errorf("%s: %w", path, err)
 		}
 		for _, a := range answers {
 			byNode[a.Node] = a
 		}
 	}
-	table := tableOf(byNode)
-	return table, table.Verdict, nil
+	return tableOf(byNode), nil
 }
 
 // preflights reads the JSON documents that begin at the beginnings of lines.

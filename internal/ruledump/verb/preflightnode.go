@@ -23,6 +23,7 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/component-base/featuregate"
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
@@ -36,8 +37,7 @@ type runningProxy struct {
 	config, mode string
 }
 
-// runningProxies finds them in /proc. Processes that it does not show, such as those outside of a container, are not
-// found.
+// runningProxies finds the processes in /proc. A container's /proc does not show processes outside of it.
 func runningProxies() (found []runningProxy) {
 	own, err := os.Readlink("/proc/thread-self/ns/net")
 	if err != nil {
@@ -64,7 +64,7 @@ func runningProxies() (found []runningProxy) {
 	return found
 }
 
-// configFile returns the path of the process's configuration file, as this process can open it; empty for none.
+// configFile returns a path by which this process can open the process's configuration file; empty for none.
 func (r *runningProxy) configFile() string {
 	switch {
 	case r.config == "":
@@ -117,16 +117,10 @@ func (p *preflight) gates() featuregate.FeatureGate {
 	return gates
 }
 
-// checkDirectReturn looks for what keeps packets that other nodes send on from this node.
+// checkDirectReturn looks for what drops packets that other nodes forward to this node: strict rp_filter, a smaller MTU,
+// a firewall. The proxy's start logs the same.
 func (p *preflight) checkDirectReturn() {
-	var asking []string
-	if p.objects != nil {
-		for _, s := range p.objects.Services {
-			if s.Annotations[tracker.AnnotationDirectReturn] == "true" {
-				asking = append(asking, s.Namespace+"/"+s.Name)
-			}
-		}
-	}
+	asking := p.servicesThat(func(s *corev1.Service) bool { return s.Annotations[tracker.AnnotationDirectReturn] == "true" })
 	switch on := p.gates().Enabled(config.DirectReturn); {
 	case !on && len(asking) == 0:
 		return
@@ -371,7 +365,7 @@ func (p *preflight) hasInterface(match func(name string) bool) bool {
 	return slices.ContainsFunc(p.interfaces, func(i describedInterface) bool { return match(i.Name) })
 }
 
-// leadsInto reports whether the node has an address in a network, or a route into it.
+// leadsInto reports whether the node has a route into a network; each of its own addresses has one.
 func leadsInto(network netip.Prefix) bool {
 	family := netlink.FAMILY_V4
 	if network.Addr().Is6() {

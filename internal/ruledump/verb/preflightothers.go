@@ -11,11 +11,12 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// droppedMark is the mark of packets that the kubelet's rules dropped before Kubernetes 1.27, for kube-proxy and for
-// anybody.
+// droppedMark is the packet mark that the kubelet's rules dropped before Kubernetes 1.27. kube-proxy set it, and other
+// programs could.
 const droppedMark = 0x8000
 
-// checkRules reads the rules of other programs for the checks after it, and names those that lead to kube-proxy's.
+// checkRules reads the rules of other programs, which later checks use too, and names rules that jump to kube-proxy's
+// chains.
 func (p *preflight) checkRules() {
 	before, after := p.masqueradeBits()
 	var err error
@@ -97,8 +98,9 @@ func (p *preflight) checkMark() {
 	}
 }
 
-// checkFirewall names base chains that let no packet pass which no rule accepts. In mode iptables, KUBE-FORWARD accepts forwarded packets of Services
-// there, and the proxy accepts packets in its own chains only, as every mode nftables does.
+// checkFirewall names base chains that drop each packet that no rule accepts. In modes iptables and ipvs, KUBE-FORWARD
+// accepts packets of Services inside the firewall's own chain. A verdict accept of mode nftables, here and in kube-proxy,
+// ends only the proxy's own chain, and the firewall's chain still sees the packet.
 func (p *preflight) checkFirewall() {
 	names := map[nft.Hook][]leftovers.Drop{}
 	for _, d := range p.others.Drops {

@@ -21,8 +21,8 @@ import (
 
 var localhost = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 
-// checkNodePorts looks for addresses on which node ports answer now, and will not, and for connections to them. Mode
-// nftables has node ports on the Node's own addresses by default, the other modes on all.
+// checkNodePorts looks for addresses on which node ports answer now and will not afterwards, and for connections to them.
+// By default mode nftables serves node ports on the Node's own addresses, and the other modes serve them on all addresses.
 func (p *preflight) checkNodePorts() {
 	if p.old != v1alpha2.ModeIPTables && p.old != v1alpha2.ModeIPVS {
 		return
@@ -92,8 +92,8 @@ func (p *preflight) lostAddresses(named []string) (lost []netip.Addr) {
 	return lost
 }
 
-// primaryAddresses returns the Node's own addresses. Without the Node they are those from which the node sends to
-// addresses elsewhere.
+// primaryAddresses returns the Node's own addresses. Without the Node it guesses them: the source addresses of packets to
+// other networks.
 func (p *preflight) primaryAddresses() (out []netip.Addr) {
 	if node := p.nodeObject(); node != nil {
 		return tracker.ParseNode(node).IPs
@@ -144,8 +144,8 @@ func (p *preflight) nodePorts() map[uint16]bool {
 	return ports
 }
 
-// connectionsTo counts translated connections to node ports of addresses, and returns one as "198.51.100.7 to
-// 10.0.0.5:30080". Without ports, those of the usual range count.
+// connectionsTo counts translated connections to node ports of addresses, and returns one of them as "198.51.100.7 to
+// 10.0.0.5:30080". If no ports are known, the usual range counts.
 func connectionsTo(ctx context.Context, addrs []netip.Addr, ports map[uint16]bool) (count int, example string, err error) {
 	conn, err := conntrack.Dial(0)
 	if err != nil {
@@ -206,27 +206,32 @@ func (p *preflight) checkIPVS() {
 		"programs on the node must not bind to addresses of Services, or ping them")
 }
 
+// servicesThat names the Services that match; none if the objects are not known.
+func (p *preflight) servicesThat(match func(*corev1.Service) bool) (names []string) {
+	if p.objects == nil {
+		return nil
+	}
+	for _, s := range p.objects.Services {
+		if match(s) {
+			names = append(names, s.Namespace+"/"+s.Name)
+		}
+	}
+	return names
+}
+
 // checkServices names Services that the swap changes, or that the proxy serves in another way.
 func (p *preflight) checkServices() {
 	if p.objects == nil {
 		p.fine("Services were not looked at", "", "give --kubeconfig and --node")
 		return
 	}
-	var external, affine, datagrams []string
-	for _, s := range p.objects.Services {
-		name := s.Namespace + "/" + s.Name
-		if len(s.Spec.ExternalIPs) > 0 {
-			external = append(external, name)
-		}
-		if s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
-			affine = append(affine, name)
-		}
-		if slices.ContainsFunc(s.Spec.Ports, func(port corev1.ServicePort) bool {
+	external := p.servicesThat(func(s *corev1.Service) bool { return len(s.Spec.ExternalIPs) > 0 })
+	affine := p.servicesThat(func(s *corev1.Service) bool { return s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP })
+	datagrams := p.servicesThat(func(s *corev1.Service) bool {
+		return slices.ContainsFunc(s.Spec.Ports, func(port corev1.ServicePort) bool {
 			return port.NodePort != 0 && port.Protocol != corev1.ProtocolTCP && port.Protocol != ""
-		}) {
-			datagrams = append(datagrams, name)
-		}
-	}
+		})
+	})
 	how := ruledump.Compilation{Node: p.out.Node, Warn: func(text string) { p.look(text, "", "") }}
 	ignoresExternal, loopback := false, false
 	if p.settings != nil {

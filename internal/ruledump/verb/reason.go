@@ -46,7 +46,7 @@ const (
 	SourceForeign       SourceReason = "foreign-rule"
 )
 
-// reasonOf finds the rule that decided.
+// reasonOf concludes the reason from the rule that decided: the last rule of the path whose chain has a role.
 func reasonOf(fate *evaluator.Fate) Reason {
 	if fate.Result == evaluator.Delivered {
 		return reasonOfDelivery(fate)
@@ -115,7 +115,7 @@ func sourceReasonOf(fate *evaluator.Fate) (reason SourceReason) {
 	if fate.Masqueraded && reason == SourceDirectReturn {
 		return SourcePolicyCluster // a client of the cluster, or a slot that is nobody's
 	}
-	// By the proxy's rules the source would be kept, but another program has set their mark, or has translated the source.
+	// The proxy's rules keep the source. Another program has set the proxy's mark, or has translated the source itself.
 	if fate.Masqueraded && slices.Contains([]SourceReason{SourceClusterClient, SourcePolicyLocal, SourceNotTold}, reason) {
 		reason = SourceForeign
 	}
@@ -144,7 +144,11 @@ func marks(r *nft.Rule) bool { return marksAt(r) >= 0 }
 func marksSome(r *nft.Rule) bool { return marks(r) && len(r.Statements) > 1 }
 
 // sourceReasonOfStep returns the reason that a step adds; empty for none. outside says that an earlier step marked the
-// packet because its client is not one of the cluster's own.
+// packet because its client is outside the cluster.
+//
+// Each role has a reason to mark packets for masquerading and a reason not to. A rule that marks only some clients tells
+// clients apart; if it did not match, the client is one of the cluster's own. A later step overrides an earlier one,
+// except that a hairpin overrides all.
 func sourceReasonOfStep(step *evaluator.Step, outside bool) SourceReason {
 	kept, marked := SourceReason(""), SourceReason("")
 	switch compiler.RoleOf(step.Chain.Name) {
@@ -161,7 +165,7 @@ func sourceReasonOfStep(step *evaluator.Step, outside bool) SourceReason {
 		if marksSome(step.Rule) {
 			marked = SourceOutside
 		}
-		// The first rule tells whether the chain of a ClusterIP tells clients apart.
+		// The first rule of a ClusterIP's chain shows whether the chain tells clients apart.
 		switch first := &step.Chain.Rules[0]; {
 		case outside:
 		case step.Rule == first:

@@ -18,7 +18,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// refusal is a packet that the proxy's rules refused or dropped, or the news that some are missing.
+// refusal is a packet that the proxy's rules refused or dropped, or the notice that packets are missing.
 type refusal struct {
 	nodeDocument
 	Time time.Time `json:"time"` // time at which the first notice about the packet was read
@@ -56,9 +56,9 @@ type refusals struct {
 	// selected are the keys of the frontends, and the ClusterIPs, that the filter selects; nil for all.
 	selected map[nft.Data]bool
 	print    func(*refusal) error
-	// check is the time of the next look for changed rules, and earliest the first time at which they may be read again.
+	// check is the time of the next look for changed rules. earliest is the first time at which they may be read again.
 	check, earliest time.Time
-	// counts counts the packets since second, of each reason.
+	// counts has the number of packets since second, by reason.
 	second time.Time
 	counts map[Reason]int
 }
@@ -71,7 +71,7 @@ type refusedOptions struct {
 	yes   bool
 }
 
-// watchRefused tells of packets that the proxy's rules refuse.
+// watchRefused prints packets that the proxy's rules refuse.
 func watchRefused(cmd *cobra.Command, where *source, filter Filter, o refusedOptions, tell func(*refusal) error) error {
 	if o.limit < 1 || o.limit > math.MaxInt32 {
 		return fmt.Errorf("--limit %d is not between 1 and %d", o.limit, math.MaxInt32)
@@ -147,7 +147,9 @@ func (r *refusals) renew(rules *ruledump.Snapshot) (tables []*nft.Table, err err
 	return tables, nil
 }
 
-// marksBefore makes the table for one of the proxy's. A packet whose destination is translated is not refused any more.
+// marksBefore returns the marker's table for one of the proxy's tables: for each base chain that leads to a refusal a
+// chain of the same hook, one priority before. The proxy's rules do not refuse a packet whose destination they have
+// translated, so the copy leaves such a packet alone. The proxy's tables stay as they are.
 func (r *refusals) marksBefore(own *nft.Table) *nft.Table {
 	table := &nft.Table{Family: own.Family, Name: r.table, Owner: true}
 	for _, base := range own.Chains {
@@ -162,7 +164,7 @@ func (r *refusals) marksBefore(own *nft.Table) *nft.Table {
 	return table
 }
 
-// rulesBefore returns the rules that mark what a chain, or one to which it leads, refuses. It copies their sets.
+// rulesBefore returns rules that mark what a chain refuses, or a chain to which it leads. It copies their sets.
 func (r *refusals) rulesBefore(own *nft.Table, chain *nft.Chain, to *nft.Table) (rules []nft.Rule) {
 	for i := range chain.Rules {
 		for _, s := range chain.Rules[i].Statements {
@@ -184,7 +186,9 @@ func (r *refusals) rulesBefore(own *nft.Table, chain *nft.Chain, to *nft.Table) 
 	return rules
 }
 
-// marking returns a rule that marks what a rule refuses; none for a rule about no Service if only some are selected.
+// marking returns a rule that marks what a rule refuses. It keeps the conditions, turns a lookup in a verdict map into a
+// lookup in a set with the same keys, and replaces the verdict. If some Services are selected, a rule that looks nothing
+// up, and so concerns no Service, gets none.
 func (r *refusals) marking(own *nft.Table, refuses *nft.Rule, to *nft.Table) []nft.Rule {
 	statements := []nft.Statement{nft.Match{Field: nft.CTState, Value: nft.CTStateNew}}
 	if r.clients.IsValid() {
@@ -216,7 +220,7 @@ func (r *refusals) marking(own *nft.Table, refuses *nft.Rule, to *nft.Table) []n
 		return nil
 	}
 	limit := nft.Limit{Rate: uint32(r.limit), Burst: uint32(r.limit)}
-	// The address of a Service without endpoints is in a ServiceCIDR too: one mark is enough.
+	// accept ends the chain: the address of a Service without endpoints is in a ServiceCIDR too, and one mark is enough.
 	return []nft.Rule{nft.NewRule(append(statements, limit, nft.SetNftrace, nft.Accept)...)}
 }
 
@@ -270,7 +274,7 @@ func (r *refusals) lost() error {
 func (r *refusals) packet(ctx context.Context, p *underway) error {
 	out := r.describe(p)
 	if out != nil && out.Reason == ReasonOther {
-		// A rule that came since the rules were read.
+		// The rule that refused the packet is newer than the rules that were read.
 		r.check = r.earliest
 		if err := r.tick(ctx); err != nil {
 			return err

@@ -34,9 +34,9 @@ const (
 	ReasonKernel      Reason = "kernel"      // no rule decided: the packet did not come to the next hook
 )
 
-// compare finds out which of the fates that explain expects is the packet's. A fate has what the kernel does not report:
-// the elements that rules found. Only the trace has what tables of other programs did. So the path that is printed is
-// made of both.
+// compare finds out which of the fates that explain expects is the packet's. The printed path is made of both. A fate has
+// the elements that rules found, which the kernel does not report; the trace has what tables of other programs did, which
+// explain may not know.
 func (c *comparer) compare(p *underway) (*tracedPacket, error) {
 	packet := p.packet()
 	out := &tracedPacket{document: documentOf("Trace"), Time: p.begun.UTC(), Packet: packet.String()}
@@ -86,7 +86,7 @@ func (c *comparer) compare(p *underway) (*tracedPacket, error) {
 	return out, nil
 }
 
-// candidate is what the kernel may have known of a packet's client when the packet came. The trace does not tell.
+// candidate is what the kernel may have known about a packet's client when the packet came. A trace does not show it.
 type candidate struct {
 	// connection is conntrack's entry; nil for the first packet of a connection.
 	connection *evaluator.Connection

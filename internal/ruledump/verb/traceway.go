@@ -9,7 +9,7 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// way is a packet's path by its trace.
+// way is a packet's path by its trace. It has what the kernel reports: rules that matched, and policies.
 type way struct {
 	path   evaluator.Path
 	result evaluator.Result
@@ -92,7 +92,9 @@ func (c *comparer) tableNamed(family nft.Family, name string) *nft.Table {
 	return t
 }
 
-// is reports whether a fate is that of the traced packet: the same rules of the proxy's tables, and the same address.
+// is reports whether a fate is that of the traced packet: the same rules of the proxy's tables, and the same destination.
+// If another program dropped the packet, the fate may go on where the trace ends. Then the destination is the same only
+// if the packet had already been translated.
 func (w *way) is(fate *evaluator.Fate, p *underway) bool {
 	var rest []evaluator.Step
 	for _, s := range fate.Path {
@@ -115,15 +117,17 @@ func (w *way) is(fate *evaluator.Fate, p *underway) bool {
 	return len(rest) == 0 && fate.Result == w.result && fate.Destination == p.latest.Destination
 }
 
-// reported reports whether the kernel reports a step of the evaluator's: a rule of the
-// proxy's tables that matched, or a policy.
+// reported reports whether the kernel reports a step of the evaluator's: a rule of the proxy's tables that matched, or a
+// policy.
 func (w *way) reported(s *evaluator.Step) bool {
 	return (s.Kind == evaluator.StepRule || s.Kind == evaluator.StepPolicy) && slices.Contains(w.own, s.Table)
 }
 
-// merge puts the steps in tables of others into the path of the fate, which has the elements.
+// merge puts the trace's steps in tables of other programs into the path of a fate that is the packet's. Both paths have
+// the same steps in the proxy's tables. Between them, a step of another table goes behind the fate's decisions of the
+// kernel that belong to earlier hooks.
 func (w *way) merge(fate evaluator.Path) (out evaluator.Path) {
-	// What explain says of other programs' tables, the trace knows better.
+	// The trace knows better what other programs' tables did.
 	fate = slices.DeleteFunc(slices.Clone(fate), func(s evaluator.Step) bool { return s.Table != nil && !slices.Contains(w.own, s.Table) })
 	for _, s := range w.path {
 		if !slices.Contains(w.own, s.Table) {
