@@ -25,9 +25,9 @@ type clientMaps struct {
 	// maps holds the Service port of each map, and size is the size of all.
 	maps map[mapKey]*portPlans
 	size uint32
-	// frontends counts the frontends with affinity for each rule that looks for them. nodePortsChanged says that a node port
-	// got or lost affinity since family.putExceptions.
-	frontends        map[affinityRule]int
+	// frontends counts the frontends with affinity: first addresses, then node ports, by the index in protocols.
+	frontends [2][len(protocols)]int
+	// nodePortsChanged says that a node port got or lost affinity since family.putExceptions.
 	nodePortsChanged bool
 	// stale holds the maps that may have clients of endpoints that went: true for those that went since the last commit.
 	stale map[mapKey]bool
@@ -50,38 +50,26 @@ func (k mapKey) updateName() string { return affinityChainPrefixes[k.list] + k.p
 func newClientMaps(draft *nft.Draft, program *program) *clientMaps {
 	return &clientMaps{
 		draft: draft, program: program,
-		maps:      map[mapKey]*portPlans{},
-		size:      affinitySize(0),
-		frontends: map[affinityRule]int{},
-		stale:     map[mapKey]bool{},
-		moves:     map[mapKey]bool{},
+		maps:  map[mapKey]*portPlans{},
+		size:  affinitySize(0),
+		stale: map[mapKey]bool{},
+		moves: map[mapKey]bool{},
 	}
-}
-
-// affinityRule identifies a rule that looks for frontends with affinity.
-type affinityRule struct {
-	protocol model.Protocol
-	nodePort bool
 }
 
 // move counts a frontend whose plan changes.
 func (a *clientMaps) move(fe frontend, have, want *plan) {
 	was, is := have.isSticky(), want.isSticky()
-	rule := affinityRule{fe.protocol, fe.isNodePort()}
-	switch {
-	case was == is:
+	if was == is {
 		return
-	case is:
-		a.frontends[rule]++
-	default:
-		a.frontends[rule]--
+	}
+	n := &a.frontends[index(fe.isNodePort())][slices.Index(protocols[:], fe.protocol)]
+	if is {
+		*n++
+	} else {
+		*n--
 	}
 	a.nodePortsChanged = a.nodePortsChanged || fe.isNodePort()
-}
-
-// hasNodePorts reports whether a node port has affinity.
-func (a *clientMaps) hasNodePorts() bool {
-	return slices.ContainsFunc(protocols[:], func(p model.Protocol) bool { return a.frontends[affinityRule{p, true}] > 0 })
 }
 
 // replace replaces the maps and chains of one state of a Service port by those of another one, whoever owns its

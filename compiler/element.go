@@ -60,8 +60,8 @@ const (
 	unassignedSet = "unassigned-addresses"
 )
 
-// elementRows says everything about each kind: its sets, and which plans need an element in them. How elements are read
-// is in reader.read.
+// elementRows says everything about each kind: its sets, and which plans need an element in them. readOrder says how
+// elements are read.
 var elementRows = [elementKinds]struct {
 	// names are those of the sets for addresses and for node ports. Some kinds have no elements for node ports.
 	names [2]string

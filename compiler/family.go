@@ -167,7 +167,7 @@ func (f *family) count(touched []*frontendState) {
 		f.clientMaps.move(s.frontend, have, want)
 	}
 	frontends := 0
-	for _, n := range f.clientMaps.frontends {
+	for _, n := range slices.Concat(f.clientMaps.frontends[0][:], f.clientMaps.frontends[1][:]) {
 		frontends += n
 	}
 	f.chains.settle(frontends)
@@ -203,9 +203,9 @@ func (f *family) usesNow() uses {
 		}
 	}
 	u.has[serviceElement][0] = false // all tables look up service-ips
-	for i, protocol := range protocols {
-		for _, nodePort := range []bool{false, true} {
-			u.sticky[index(nodePort)][i] = f.clientMaps.frontends[affinityRule{protocol, nodePort}] > 0
+	for i, byProtocol := range f.clientMaps.frontends {
+		for j, n := range byProtocol {
+			u.sticky[i][j] = n > 0
 		}
 	}
 	return u

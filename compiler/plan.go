@@ -64,13 +64,13 @@ func (p *plan) endpoints(list endpointList) []model.Endpoint {
 
 // slots returns the endpoints in the frontend's slots, and those in the slots for clients that policy Local binds.
 func (p *plan) slots() (all, local []model.Endpoint) {
-	if p == nil || p.kind == kindNone {
+	if p == nil {
 		return nil, nil
 	}
 	if p.kind == kindLocal {
-		return p.port.Cluster, p.port.Local
+		local = p.port.Local
 	}
-	return p.port.list(p.list), nil
+	return p.endpoints(p.list), local
 }
 
 // chains returns the chain for the frontend's clients, and the one for those that policy Local does not bind.

@@ -167,11 +167,32 @@ type reader struct {
 	found   map[frontend]*foundFrontend
 }
 
-// foundFrontend is a Frontend with the numbers of endpoints that its chains draw from: those of Endpoints and those of
-// LocalEndpoints. A chain of another program may have any number in its name.
+// foundFrontend is a Frontend while its table is read, with the endpoints of each list by slot.
 type foundFrontend struct {
 	Frontend
-	draws, localDraws int
+	all, local slots
+}
+
+// slots are the endpoints that were found for a chain which draws from so many. Elements of another program may have any
+// slot, and a chain of another program any number in its name.
+type slots struct {
+	drawn int
+	found []slot
+}
+
+type slot struct {
+	number uint32
+	addr   netip.AddrPort
+}
+
+func (s *slots) inOrder() (addrs []netip.AddrPort) {
+	slices.SortFunc(s.found, func(a, b slot) int { return cmp.Compare(a.number, b.number) })
+	for _, slot := range s.found {
+		if int(slot.number) < s.drawn {
+			addrs = append(addrs, slot.addr)
+		}
+	}
+	return addrs
 }
 
 func newReader(table *nft.Table) (*reader, error) {
@@ -210,93 +231,106 @@ func newReader(table *nft.Table) (*reader, error) {
 // it stays when one of them replaces the content that the other wrote.
 const kubeProxyServiceCheck = "service-endpoints-check"
 
-// read reads one kind of elements after the other: first those that say which frontends there are, and endpoints after
-// the chains that draw from them.
+// readOrder has a function for each kind of element that says something about frontends. It takes the part of the key
+// after the frontend. The kinds that begin come first: they say which frontends there are.
+var readOrder = []struct {
+	kind   elementKind
+	begins bool
+	read   func(*reader, *foundFrontend, nft.Data, nft.Element)
+}{
+	{kind: serviceElement, begins: true, read: (*reader).readService},
+	{kind: noEndpointElement, begins: true, read: (*reader).readUnserved},
+	{kind: guardedElement, begins: true, read: (*reader).readGuard},
+	{kind: shortCircuitElement, read: (*reader).readShortCircuit},
+	{kind: endpointElement, read: func(_ *reader, f *foundFrontend, rest nft.Data, e nft.Element) { f.all.read(rest, e) }},
+	{kind: localEndpointElement, read: func(_ *reader, f *foundFrontend, rest nft.Data, e nft.Element) { f.local.read(rest, e) }},
+	{kind: recorderElement, read: (*reader).readRecorder},
+	{kind: sourceElement, read: (*reader).readSource},
+}
+
 func (r *reader) read() (all []*Frontend) {
 	for _, set := range r.table.Sets {
 		if chain, ok := strings.CutPrefix(set.Name, ServiceIPs+"-"); ok {
-			r.each(set, false, func(fe frontend, rest nft.Data, e nft.Element) {
-				if e.Verdict = nft.Goto(chain); rest == "" {
-					r.readService(r.frontend(fe, e), e)
-				}
+			r.each(set, false, true, func(r *reader, f *foundFrontend, rest nft.Data, e nft.Element) {
+				e.Verdict = nft.Goto(chain)
+				r.readService(f, rest, e)
 			})
 		}
 	}
-	r.eachOf(serviceElement, func(fe frontend, _ nft.Data, e nft.Element) { r.readService(r.frontend(fe, e), e) })
-	r.eachOf(noEndpointElement, func(fe frontend, _ nft.Data, e nft.Element) {
-		f := r.frontend(fe, e)
-		if f.Unserved = UnservedReject; e.Verdict == nft.Drop {
-			f.Unserved, f.Policy = UnservedDrop, model.PolicyLocal.String()
-		}
-	})
-	r.eachOf(guardedElement, func(fe frontend, _ nft.Data, e nft.Element) { r.frontend(fe, e).Sources = []netip.Prefix{} })
-	known := func(read func(*foundFrontend, nft.Data, nft.Element)) func(frontend, nft.Data, nft.Element) {
-		return func(fe frontend, rest nft.Data, e nft.Element) {
-			if f := r.found[fe]; f != nil {
-				read(f, rest, e)
+	for _, order := range readOrder {
+		for i, name := range elementRows[order.kind].names {
+			if set := r.table.Set(name); set != nil {
+				r.each(set, i == 1, order.begins, order.read)
 			}
 		}
 	}
-	r.eachOf(shortCircuitElement, known(readShortCircuit))
-	r.eachOf(sourceElement, known(readSource))
-	r.eachOf(recorderElement, known(r.readRecorder))
-	r.readEndpoints(endpointElement, func(f *foundFrontend) (int, *[]netip.AddrPort) { return f.draws, &f.Endpoints })
-	r.readEndpoints(localEndpointElement, func(f *foundFrontend) (int, *[]netip.AddrPort) { return f.localDraws, &f.LocalEndpoints })
 	for _, f := range r.found {
 		slices.SortFunc(f.Sources, netip.Prefix.Compare)
+		f.Endpoints, f.LocalEndpoints = f.all.inOrder(), f.local.inOrder()
 		all = append(all, &f.Frontend)
 	}
 	slices.SortFunc(all, (*Frontend).Compare)
 	return all
 }
 
-// eachOf calls do for each element of a kind, as each does.
-func (r *reader) eachOf(kind elementKind, do func(fe frontend, rest nft.Data, e nft.Element)) {
-	for nodePort, name := range elementRows[kind].names {
-		if set := r.table.Set(name); set != nil {
-			r.each(set, nodePort == 1, do)
-		}
-	}
-}
-
-// each calls do for each element of a set whose key begins with a frontend, with the rest of the key.
-func (r *reader) each(set *nft.Set, nodePort bool, do func(fe frontend, rest nft.Data, e nft.Element)) {
-	p := program{family: r.table.Family}
-	length := p.key(nodePort).Len()
+// each calls read for each element of a set whose key begins with a frontend. Other elements are another program's.
+func (r *reader) each(set *nft.Set, nodePort, begins bool, read func(*reader, *foundFrontend, nft.Data, nft.Element)) {
+	length := (&program{family: r.table.Family}).key(nodePort).Len()
 	for _, e := range set.Elements() {
-		if len(e.Key) < length {
-			continue // of another program
+		fe, ok := parseKey(e.Key[:min(length, len(e.Key))])
+		if !ok || fe.isNodePort() != nodePort {
+			continue
 		}
-		if fe, ok := parseKey(e.Key[:length]); ok {
-			do(fe, e.Key[length:], e)
+		f := r.found[fe]
+		if f == nil && begins {
+			f = r.begin(fe, e)
+		}
+		if f != nil {
+			read(r, f, e.Key[length:], e)
 		}
 	}
 }
 
 // readService takes the chain of a frontend. The first one counts.
-func (r *reader) readService(f *foundFrontend, e nft.Element) {
+func (r *reader) readService(f *foundFrontend, _ nft.Data, e nft.Element) {
 	chain, ok := parseEndpointChain(e.Verdict.Chain)
 	if !ok || e.Verdict.Kind != nft.VerdictGoto || f.Chain != "" {
 		return
 	}
 	f.Chain = chain.name()
-	switch f.draws = chain.count; chain.kind {
-	case kindLocal:
-		f.Policy, f.draws, f.localDraws = model.PolicyLocal.String(), 0, chain.count
-	case kindExternal:
+	if chain.kind == kindLocal {
+		f.Policy, f.local.drawn = model.PolicyLocal.String(), chain.count
+		return
+	}
+	f.all.drawn = chain.count
+	if chain.kind == kindExternal {
 		f.Policy, f.DirectReturn = model.PolicyCluster.String(), hasDirectReturn(r.table, f.frontend())
 		f.Masquerade = !f.DirectReturn
 	}
 }
 
-func readShortCircuit(f *foundFrontend, _ nft.Data, e nft.Element) {
+func (r *reader) readShortCircuit(f *foundFrontend, _ nft.Data, e nft.Element) {
 	chain, ok := parseEndpointChain(e.Verdict.Chain)
 	if ok && e.Verdict.Kind == nft.VerdictGoto && f.Policy == model.PolicyLocal.String() && f.Chain != "" {
-		f.ShortCircuit, f.draws = chain.name(), chain.count
+		f.ShortCircuit, f.all.drawn = chain.name(), chain.count
 	}
 }
 
-func readSource(f *foundFrontend, first nft.Data, e nft.Element) {
+func (s *slots) read(rest nft.Data, e nft.Element) {
+	if addr, ok := ParseEndpoint(e.Value); ok && len(rest) == 4 {
+		s.found = append(s.found, slot{binary.NativeEndian.Uint32([]byte(rest)), addr})
+	}
+}
+
+func (r *reader) readUnserved(f *foundFrontend, _ nft.Data, e nft.Element) {
+	if f.Unserved = UnservedReject; e.Verdict == nft.Drop {
+		f.Unserved, f.Policy = UnservedDrop, model.PolicyLocal.String()
+	}
+}
+
+func (r *reader) readGuard(f *foundFrontend, _ nft.Data, _ nft.Element) { f.Sources = []netip.Prefix{} }
+
+func (r *reader) readSource(f *foundFrontend, first nft.Data, e nft.Element) {
 	if f.Sources != nil && len(e.KeyEnd) == len(e.Key) {
 		f.Sources = append(f.Sources, prefixBetween(first, e.KeyEnd[len(e.Key)-len(first):]))
 	}
@@ -311,37 +345,8 @@ func (r *reader) readRecorder(f *foundFrontend, _ nft.Data, e nft.Element) {
 	}
 }
 
-// readEndpoints reads the elements of a kind into the list of their frontend, in the order of the slots. The frontend
-// says how many slots its chain draws from.
-func (r *reader) readEndpoints(kind elementKind, listOf func(*foundFrontend) (draws int, list *[]netip.AddrPort)) {
-	type slot struct {
-		number uint32
-		list   *[]netip.AddrPort
-		addr   netip.AddrPort
-	}
-	var slots []slot
-	r.eachOf(kind, func(fe frontend, rest nft.Data, e nft.Element) {
-		addr, ok := ParseEndpoint(e.Value)
-		f := r.found[fe]
-		if !ok || f == nil || len(rest) != 4 {
-			return
-		}
-		number := binary.NativeEndian.Uint32([]byte(rest))
-		if draws, list := listOf(f); int(number) < draws {
-			slots = append(slots, slot{number, list, addr})
-		}
-	})
-	slices.SortFunc(slots, func(a, b slot) int { return cmp.Compare(a.number, b.number) })
-	for _, s := range slots {
-		*s.list = append(*s.list, s.addr)
-	}
-}
-
-// frontend returns what was found of a frontend. The first element of it has the name of the Service port.
-func (r *reader) frontend(fe frontend, e nft.Element) *foundFrontend {
-	if f := r.found[fe]; f != nil {
-		return f
-	}
+// begin adds a frontend. Its first element names the Service port.
+func (r *reader) begin(fe frontend, e nft.Element) *foundFrontend {
 	f := &foundFrontend{Frontend: Frontend{
 		Family: r.table.Family, Addr: fe.addr, Port: fe.port, Protocol: fe.protocol, ServicePort: e.Comment, Kind: FrontendExternal,
 	}}

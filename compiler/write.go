@@ -113,7 +113,7 @@ func (f *family) putExceptions(touched []*frontendState) {
 	case f.clientMaps.nodePortsChanged:
 		f.clientMaps.nodePortsChanged = false
 		touched = slices.AppendSeq(touched, maps.Values(f.claims.frontends))
-	case !f.clientMaps.hasNodePorts():
+	case f.clientMaps.frontends[1] == [len(protocols)]int{}:
 		return
 	}
 	set := f.sets.get(recorderElement, false)
