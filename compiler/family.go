@@ -1,6 +1,7 @@
 package compiler
 
 import (
+	"cmp"
 	"slices"
 	"sync"
 
@@ -43,35 +44,36 @@ func newFamily(ip nft.Family, config *Config) *family {
 	return f
 }
 
-// portChange is a Service port with its state before and after a change; nil where it is not there.
-type portChange struct{ have, want *portPlans }
+// portChange is a Service port before and after a change; nil where it is not there.
+type portChange struct{ have, want *model.ServicePort }
 
-// apply brings the draft in line with changes of Service ports, and returns the new conflicts.
+// apply brings the draft in line with changes of Service ports, and returns the new conflicts. It writes addresses and
+// endpoints aside.
 func (f *family) apply(changes *model.Changes) []Conflict {
-	changed, first := f.portChanges(changes), f.isNew()
-	if first {
+	changed, isNew := f.portChanges(changes), f.isNew()
+	if isNew {
 		f.grow(changed)
 	}
-	f.both(first, func() {
-		for _, c := range changed {
-			f.setPort(c)
-		}
-	}, func() {
+	aside, wait := asideIf(isNew)
+	aside(func() {
 		for _, c := range changed {
 			f.addresses.replace(c.have, c.want)
 		}
 	})
+	for _, c := range changed {
+		f.setPort(c)
+	}
 	touched := f.claims.touched
-	f.both(first, func() {
-		f.count(touched)
-		for _, s := range touched {
-			f.writeDecisions(s)
-		}
-	}, func() {
+	aside(func() {
 		for _, s := range touched {
 			f.writeEndpoints(s)
 		}
 	})
+	f.count(touched)
+	for _, s := range touched {
+		f.writeDecisions(s)
+	}
+	wait()
 	conflicts := f.claims.settled()
 	f.putExceptions(touched)
 	for _, s := range touched {
@@ -91,7 +93,7 @@ func (f *family) portChanges(changes *model.Changes) []portChange {
 	if changes.Full {
 		for id, p := range f.ports {
 			if changes.Ports[id] == nil {
-				changed = append(changed, portChange{have: p})
+				changed = append(changed, portChange{have: p.ServicePort})
 			}
 		}
 	}
@@ -99,10 +101,12 @@ func (f *family) portChanges(changes *model.Changes) []portChange {
 		if nftFamily(id.Family) != f.program.family {
 			continue
 		}
-		if p != nil {
-			changed = append(changed, portChange{f.ports[id], plansOf(p)})
-		} else if have := f.ports[id]; have != nil && !changes.Full {
-			changed = append(changed, portChange{have: have})
+		c := portChange{want: p}
+		if have := f.ports[id]; have != nil {
+			c.have = have.ServicePort
+		}
+		if c.want != nil || c.have != nil && !changes.Full {
+			changed = append(changed, c)
 		}
 	}
 	return changed
@@ -127,32 +131,37 @@ func (f *family) grow(changed []portChange) {
 	f.sets.get(endpointElement, false).Grow(endpoints)
 }
 
-// both runs two functions that write different sets. They run at the same time if the family is new: each is up to half
-// of the work, and a start of the proxy waits for it. A draft that was committed notes each change, and cannot do two
-// things at once.
-func (f *family) both(isNew bool, decide, addresses func()) {
+// asideIf returns a function that runs others, one after the other, and a function that waits for their end. If the
+// family is new, they run in the background, beside what else writes to the draft: a start of the proxy waits for the
+// first Apply, and they are up to half of its work. Later a draft notes each change, and cannot do two things at once.
+func asideIf(isNew bool) (run func(func()), wait func()) {
 	if !isNew {
-		decide()
-		addresses()
-		return
+		return func(do func()) { do() }, func() {}
 	}
 	var group sync.WaitGroup
-	group.Go(addresses)
-	decide()
-	group.Wait()
+	queue := make(chan func(), 2)
+	group.Go(func() {
+		for do := range queue {
+			do()
+		}
+	})
+	return func(do func()) { queue <- do }, func() { close(queue); group.Wait() }
 }
 
+// setPort replaces the plans of a Service port, its claims, and its maps and chains of session affinity.
 func (f *family) setPort(c portChange) {
+	id := cmp.Or(c.want, c.have).ID
+	have, want := f.ports[id], (*portPlans)(nil)
 	if c.want != nil {
-		f.ports[c.want.ID] = c.want
-		f.front.Ask(c.want.ID, c.want.ServicePort)
+		want = plansOf(c.want)
+		f.ports[id] = want
 	} else {
-		delete(f.ports, c.have.ID)
-		f.front.Ask(c.have.ID, nil)
+		delete(f.ports, id)
 	}
-	f.claims.replace(c.have, c.want)
-	if c.have.isSticky() || c.want.isSticky() {
-		f.clientMaps.replace(c.have, c.want)
+	f.front.Ask(id, c.want)
+	f.claims.replace(have, want)
+	if have.isSticky() || want.isSticky() {
+		f.clientMaps.replace(have, want)
 	}
 }
 

@@ -155,15 +155,15 @@ func newSharedAddresses(draft *nft.Draft, s *sets) sharedAddresses {
 }
 
 // replace replaces what one state of a Service port needs by what another one does. Either may be nil.
-func (a *sharedAddresses) replace(have, want *portPlans) {
-	from, to := have.clusterIP(), want.clusterIP()
-	if from != to && to.IsValid() {
-		a.add(a.clusterIPs, a.key(to, 1), want.serviceComment(a.clusterIPs))
+func (a *sharedAddresses) replace(have, want *model.ServicePort) {
+	moved := have == nil || want == nil || have.ClusterIP != want.ClusterIP
+	if moved && want != nil && want.ClusterIP.IsValid() {
+		a.add(a.clusterIPs, a.key(want.ClusterIP, 1), a.serviceComment(want))
 	}
-	if from != to && from.IsValid() {
-		a.remove(a.clusterIPs, a.key(from, 1), have.serviceComment(a.clusterIPs))
+	if moved && have != nil && have.ClusterIP.IsValid() {
+		a.remove(a.clusterIPs, a.key(have.ClusterIP, 1), a.serviceComment(have))
 	}
-	a.have, a.want = have.appendHairpins(a.have[:0]), want.appendHairpins(a.want[:0])
+	a.have, a.want = appendHairpins(a.have[:0], have), appendHairpins(a.want[:0], want)
 	for _, addr := range a.want {
 		if _, both := slices.BinarySearchFunc(a.have, addr, netip.Addr.Compare); !both {
 			a.add(a.hairpins, a.key(addr, 2), "")
@@ -227,17 +227,9 @@ func (a *sharedAddresses) contest(set *nft.Set, key nft.Data, comment string, mo
 	a.draft.Put(set, nft.Element{Key: key, Comment: slices.Min(slices.Collect(maps.Keys(ports)))})
 }
 
-// clusterIP returns the port's ClusterIP, if it has one.
-func (p *portPlans) clusterIP() (addr netip.Addr) {
-	if p != nil {
-		addr = p.ClusterIP
-	}
-	return addr
-}
-
-// serviceComment names the Service in a set that counts, as its ClusterIP does packets to ports that it does not have.
-func (p *portPlans) serviceComment(set *nft.Set) string {
-	if !set.Counter {
+// serviceComment names the Service, if the set of ClusterIPs counts: packets to ports that the Service does not have.
+func (a *sharedAddresses) serviceComment(p *model.ServicePort) string {
+	if !a.clusterIPs.Counter {
 		return ""
 	}
 	return nft.TruncateComment(p.ID.Namespace + "/" + p.ID.Service)
@@ -246,14 +238,14 @@ func (p *portPlans) serviceComment(set *nft.Set) string {
 // appendHairpins appends the endpoints whose own packets this node may send back to them without masquerading them for
 // another reason: those of this node; and all under policy Local, because pods of other nodes can dial a node port here.
 // They are sorted, and each comes once.
-func (p *portPlans) appendHairpins(to []netip.Addr) []netip.Addr {
+func appendHairpins(to []netip.Addr, p *model.ServicePort) []netip.Addr {
 	if p == nil {
 		return to
 	}
-	for _, list := range endpointLists {
-		for _, e := range p.list(list) {
-			if !e.Remote || p.ExternalPolicy == model.PolicyLocal {
-				to = append(to, e.AddrPort.Addr())
+	for _, list := range [...][]model.Endpoint{p.Cluster, p.Local} {
+		for i := range list {
+			if !list[i].Remote || p.ExternalPolicy == model.PolicyLocal {
+				to = append(to, list[i].AddrPort.Addr())
 			}
 		}
 	}
