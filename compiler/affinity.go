@@ -29,9 +29,12 @@ type clientMaps struct {
 	frontends [2][len(protocols)]int
 	// nodePortsChanged says that a node port got or lost affinity since family.putExceptions.
 	nodePortsChanged bool
-	// stale holds the maps that may have clients of endpoints that went: true for those that went since the last commit.
+	// stale holds the maps that may have clients of endpoints that are gone. The value is true until the commit that takes
+	// the endpoint out of the rules: before it, packets still add clients of the endpoint, so a map that was cleaned
+	// meanwhile stays stale.
 	stale map[mapKey]bool
-	// moves holds the maps to which clients may have to move, since they came or their other map went.
+	// moves holds the maps that came, or whose other map went, since the last commit. Frontends that used the other map
+	// until now find no client in this one, unless the clients are copied: see Affinity.Moves.
 	moves map[mapKey]bool
 }
 
@@ -43,6 +46,7 @@ type mapKey struct {
 
 func (k mapKey) mapName() string { return affinityMapPrefixes[k.list] + k.port }
 
+// other returns the key of the map for the other list of the Service port.
 func (k mapKey) other() mapKey { return mapKey{k.port, listLocal - k.list} }
 
 func (k mapKey) updateName() string { return affinityChainPrefixes[k.list] + k.port }

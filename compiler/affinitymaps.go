@@ -66,8 +66,8 @@ func (a Affinity) Maps() (found []AffinityMap) {
 	return found
 }
 
-// Stale returns, in no order, the maps that may have clients of endpoints that no longer serve them: an endpoint went
-// since the last call of Cleaned for the map. It takes time in proportion to the length of the result.
+// Stale returns, in no order, the maps that may have clients of an endpoint that no longer serves them: the endpoint went
+// since the last call of Cleaned for the map. The call takes time in proportion to the length of the result.
 func (a Affinity) Stale() []AffinityMap { return a.stale(false) }
 
 // Losing returns, in no order, those stale maps that lose an endpoint with the next commit, or that the kernel may have

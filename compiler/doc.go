@@ -14,7 +14,7 @@
 // chain and map.
 //
 // A Service port claims frontends (claim.go). Each claim has a plan: a chain, endpoints, or a refusal (plan.go). The
-// first claim of a frontend owns it, and its plan becomes elements in the draft (family.go).
+// first claim of a frontend owns it, and its plan becomes elements in the draft (element.go, write.go).
 //
 //	c, err := compiler.New(compiler.Default())
 //	…

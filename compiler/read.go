@@ -16,21 +16,24 @@ import (
 // FrontendKind is the kind of address that a frontend is, as far as a table tells.
 type FrontendKind string
 
-// The kinds. A table does not tell external IPs from load balancer IPs: both are External.
 const (
+	// FrontendClusterIP is a ClusterIP.
 	FrontendClusterIP FrontendKind = "ClusterIP"
-	FrontendExternal  FrontendKind = "External"
-	FrontendNodePort  FrontendKind = "NodePort"
+	// FrontendExternal is an external IP or a load balancer IP. A table does not tell these two apart.
+	FrontendExternal FrontendKind = "External"
+	// FrontendNodePort is a node port.
+	FrontendNodePort FrontendKind = "NodePort"
 )
 
-// Unserved is the fate of new connections that a frontend sends to no endpoint.
+// Unserved is the fate of new connections that a frontend sends to no endpoint. The empty string means that the frontend
+// sends every client to an endpoint.
 type Unserved string
 
-// Reject answers with ICMP port unreachable, drop does not answer. The empty string means that every client is sent to
-// an endpoint.
 const (
+	// UnservedReject answers with ICMP port unreachable.
 	UnservedReject Unserved = "reject"
-	UnservedDrop   Unserved = "drop"
+	// UnservedDrop does not answer.
+	UnservedDrop Unserved = "drop"
 )
 
 // Frontend is one address that clients dial, and its treatment by a table. Everything in it is read from the table.
