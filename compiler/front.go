@@ -9,34 +9,7 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// front serves new connections to some external addresses before the chains do that the plans name, and packets to them
-// before any other chain of the table. What it leaves alone goes on to those. It owns its sets and chains in the draft.
-type front interface {
-	// Ask takes the state of a Service port, nil if it is gone.
-	Ask(model.PortID, *model.ServicePort)
-	// Serve takes the Service port that owns an external address, nil for none.
-	Serve(directreturn.Frontend, *model.ServicePort)
-	// Restore takes the elements of an earlier process's sets, before the first Serve.
-	Restore(func(*nft.Set) []nft.Element)
-	// Limit says that packets are not forwarded at all, or not those that enter by some devices. ForwardsTo returns the
-	// addresses to which packets are forwarded, as of the last Settle.
-	Limit(mute bool, inside []string)
-	ForwardsTo() []netip.Addr
-	// Settle brings the sets in line with what was asked and is served. It reports whether the rules changed.
-	Settle() bool
-	// Without returns the Service ports that ask in vain, each once, and the number of all.
-	Without() (news []model.PortID, all int)
-	// Services returns the rules with which the chain services begins, and Chains the chains. Neither serves clients that
-	// local matches. The rules of guard may drop packets before they leave this node.
-	Services() []nft.Rule
-	Chains(local []nft.Statement, guard []nft.Rule) []*nft.Chain
-}
-
-func newFront(draft *nft.Draft, config *Config) front {
-	return directreturn.New(draft, config.DirectReturn)
-}
-
-// serveFront tells the front who owns a frontend.
+// serveFront tells direct return who owns a frontend, if its rank may have it.
 func (f *family) serveFront(s *frontendState) {
 	if s.frontend.isNodePort() {
 		return

@@ -3,6 +3,7 @@ package compiler
 import (
 	"net/netip"
 
+	"github.com/nftproxy/nftproxy/internal/directreturn"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 	"golang.org/x/sys/unix"
@@ -36,7 +37,7 @@ type program struct {
 	node         model.Node
 	serviceCIDRs []netip.Prefix
 	uses         uses
-	front        front
+	front        *directreturn.Planner
 }
 
 // uses says which sets have elements. Rules that only look up an empty set are left out, so that packets do not pay for

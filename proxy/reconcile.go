@@ -73,7 +73,7 @@ func (b *Backend) readAndCommit(ctx context.Context, logger klog.Logger) error {
 	if first {
 		return b.takeOver(ctx, logger)
 	}
-	return b.replace(ctx, b.commitWanted)
+	return b.replace(ctx, atOnce, false)
 }
 
 // addsAll reports whether the kernel has neither table: a transaction adds both, and deletes none.
@@ -117,8 +117,10 @@ func compare(ctx context.Context, conn *nft.Conn, wanted []*nft.Table, guard fun
 	return tx, certain, nil
 }
 
-// replace replaces both tables, in a transaction that do commits, and keeps the clients that it can read in time.
-func (b *Backend) replace(ctx context.Context, do func(context.Context, nft.Transaction) error) error {
+// replace replaces both tables, and keeps the clients that it can read in time. It commits the two parts that split
+// makes of the transaction one after the other. With pause, the tables count as applied only when no packet runs through
+// other rules any more, so that no check removes the temporary tables too soon.
+func (b *Backend) replace(ctx context.Context, split func(nft.Transaction) (first, last nft.Transaction), pause bool) error {
 	kept := b.affinity.kept(ctx)
 	if err := ctx.Err(); err != nil {
 		return err // not all clients were read
@@ -127,12 +129,28 @@ func (b *Backend) replace(ctx context.Context, do func(context.Context, nft.Tran
 	b.becomeUnknown()
 	tx := b.compiler.Transaction()
 	tx.Append(kept)
-	if err := do(ctx, tx); err != nil {
+	err := b.commitBoth(ctx, tx, split)
+	if err == nil && pause {
+		err = b.pause(ctx)
+	}
+	if err != nil {
 		return fmt.Errorf("program the rules: %w", err)
 	}
+	b.becomeApplied()
 	b.affinity.wake.signal()
 	return nil
 }
+
+func (b *Backend) commitBoth(ctx context.Context, tx nft.Transaction, split func(nft.Transaction) (first, last nft.Transaction)) error {
+	first, last := split(tx)
+	if err := b.commit(ctx, first); err != nil {
+		return err
+	}
+	return b.commit(ctx, last)
+}
+
+// atOnce leaves a transaction in one part.
+func atOnce(tx nft.Transaction) (first, last nft.Transaction) { return tx, nft.Transaction{} }
 
 // hookTime is longer than a packet needs for the rules of one hook.
 const hookTime = 20 * time.Millisecond
@@ -145,41 +163,25 @@ func (b *Backend) takeOver(ctx context.Context, logger klog.Logger) error {
 	switch other := b.hooks.OtherRules; {
 	case err == nil && len(there) > 0:
 	case err == nil && other != nil && other(ctx):
-		return b.replace(ctx, func(ctx context.Context, tx nft.Transaction) error {
-			first, services := compiler.ServicesLast(tx)
-			return b.commitBoth(ctx, first, services, b.commitWanted)
-		})
+		return b.replace(ctx, compiler.ServicesLast, false)
 	default:
-		return b.replace(ctx, b.commitWanted)
+		return b.replace(ctx, atOnce, false)
 	}
 	var temporary nft.Transaction
 	for _, table := range b.compiler.TemporaryTables() {
 		temporary.Append(nft.Replace(table))
 	}
-	if err := b.guardsLast(ctx, temporary, b.commit); err != nil {
+	if err := b.commitBoth(ctx, temporary, compiler.GuardsLast); err != nil {
 		logger.Info("Replacing the tables without temporary ones", "reason", err.Error())
-		return b.replace(ctx, b.commitWanted)
+		return b.replace(ctx, atOnce, false)
 	}
 	err = b.pause(ctx)
 	if err == nil {
-		err = b.replace(ctx, func(ctx context.Context, tx nft.Transaction) error { return b.guardsLast(ctx, tx, b.commitAndPause) })
+		err = b.replace(ctx, compiler.GuardsLast, true)
 	}
 	if err != nil {
 		return errors.Join(err, b.removeTemporary(context.WithoutCancel(ctx)))
 	}
-	return nil
-}
-
-// commitAndPause commits a transaction after which the kernel holds the wanted tables, and waits for packets that still
-// run through other rules. Only then the tables count as applied, so no check removes the temporary tables too soon.
-func (b *Backend) commitAndPause(ctx context.Context, tx nft.Transaction) error {
-	if err := b.commit(ctx, tx); err != nil {
-		return err
-	}
-	if err := b.pause(ctx); err != nil {
-		return err
-	}
-	b.becomeApplied()
 	return nil
 }
 
@@ -191,19 +193,6 @@ func (b *Backend) pause(ctx context.Context) error {
 	defer b.mu.Lock()
 	sleep(ctx, wait)
 	return ctx.Err()
-}
-
-// guardsLast commits a transaction in two parts: the second, with commitGuards, guards load balancer addresses.
-func (b *Backend) guardsLast(ctx context.Context, tx nft.Transaction, commitGuards func(context.Context, nft.Transaction) error) error {
-	first, guards := compiler.GuardsLast(tx)
-	return b.commitBoth(ctx, first, guards, commitGuards)
-}
-
-func (b *Backend) commitBoth(ctx context.Context, first, second nft.Transaction, commitSecond func(context.Context, nft.Transaction) error) error {
-	if err := b.commit(ctx, first); err != nil {
-		return err
-	}
-	return commitSecond(ctx, second)
 }
 
 // restoreTime bounds how long the first Sync reads the sets of direct return. It takes milliseconds, but on a busy machine more
