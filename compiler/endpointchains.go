@@ -120,8 +120,8 @@ func (e *endpointChains) count(c endpointChain, by int) {
 }
 
 // settle brings the chains and their sets in line with the policy, given the number of frontends with affinity.
-func (e *endpointChains) settle(affinity int) {
-	spareSets := reached(e.limits.spareSetsFrom, affinity, e.spareSets)
+func (e *endpointChains) settle(sticky int) {
+	spareSets := reached(e.limits.spareSetsFrom, sticky, e.spareSets)
 	if e.changes == e.settled && spareSets == e.spareSets {
 		return
 	}

@@ -73,7 +73,7 @@ func (s *sets) replace(draft *nft.Draft, fe Frontend, have, want *slots) {
 				continue
 			}
 			full := key + nft.IntegerData(uint32(slotNumber(slot, c.rank(), state.affinity)))
-			for _, set := range s.of(c) {
+			for _, set := range s.holding(c) {
 				if !to.IsValid() {
 					draft.Remove(set, full)
 					continue
@@ -88,8 +88,8 @@ func (s *sets) replace(draft *nft.Draft, fe Frontend, have, want *slots) {
 	}
 }
 
-// of returns the sets that have the endpoints of a choice.
-func (s *sets) of(c choice) []*nft.Set {
+// holding returns the sets that have the endpoints of a choice.
+func (s *sets) holding(c choice) []*nft.Set {
 	switch c {
 	case hop:
 		return []*nft.Set{s.hops, s.errorHops}
