@@ -19,7 +19,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	"github.com/nftproxy/nftproxy/evaluator"
 	"github.com/nftproxy/nftproxy/internal/ruledump/verb"
 	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	"github.com/nftproxy/nftproxy/internal/testkit/flows"
@@ -248,7 +247,7 @@ func explainFlow(t *testing.T, node *lab.Host, f flows.Flow, dump string, said *
 }
 
 func dependsOnOrder(o verb.Outcome) bool {
-	return len(o.DependsOn) > 0 && o.DependsOn[0].Kind == evaluator.StepOrder
+	return len(o.DependsOn) > 0 && strings.HasPrefix(o.DependsOn[0].Verdict, "if it runs before other tables' chains")
 }
 
 // explained is the result of a flow in the words of explain.
