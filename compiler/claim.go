@@ -8,11 +8,8 @@ import (
 )
 
 // rank orders the claims for one frontend. The API server gives out ClusterIPs, a controller sets load balancer IPs,
-// and the author of a Service writes external IPs. An external IP must not take over an address of the other two
-// (CVE-2020-8554).
-//
-// Unlike in kube-proxy, it does not even while the owner has no endpoints: an author
-// would only have to wait for a crash.
+// and the author of a Service writes external IPs. An external IP must not take over an address of the other two kinds
+// (CVE-2020-8554). In kube-proxy it does, while the owner has no endpoints: there an author only has to wait for a crash.
 type rank uint8
 
 const (
@@ -109,7 +106,7 @@ func (c *claims) replace(have, want *portPlans) {
 	}
 }
 
-// add adds a claim. Of two claims of one port the first counts.
+// add adds a claim. If a Service port claims a frontend twice, the first claim counts.
 func (c *claims) add(fe frontend, claim *plan) {
 	s := c.frontends[fe]
 	if s == nil {

@@ -157,7 +157,7 @@ func addressTwice(s *nft.Set, f nft.Family) { s.Key = nft.Concat{f.Saddr(), f.Da
 // setName returns the name of the set of a kind.
 func (k elementKind) setName(nodePort bool) string { return elementRows[k].names[index(nodePort)] }
 
-// index returns the index of what is there for addresses, and for node ports.
+// index is 0 for addresses and 1 for node ports, in arrays that have something for both.
 func index(nodePort bool) int {
 	if nodePort {
 		return 1
@@ -165,8 +165,8 @@ func index(nodePort bool) int {
 	return 0
 }
 
-// sets holds the sets and maps that a table always has, nil for those that only count and do not. docs/ruleset.md
-// explains each.
+// sets holds the sets and maps that a table always has: first for addresses, then for node ports. A set that only counts
+// is nil in a table that does not count. docs/ruleset.md explains each set.
 type sets [elementKinds][2]*nft.Set
 
 func (s *sets) get(kind elementKind, nodePort bool) *nft.Set { return s[kind][index(nodePort)] }

@@ -42,12 +42,14 @@ type affinityReconciler struct {
 	copyTime time.Duration
 	// restore says that clients were lost, which are to be restored from conntrack. Backend.mu guards it.
 	restore bool
-	// late holds the maps to read again: packets may have been under way when the endpoint went, or reading failed.
+	// late holds the maps to read again. A packet that was under way when an endpoint went adds its client after the first
+	// look; and reading may have failed.
 	late map[mapID]lateLook
 	// retry gives the waits after failures.
 	retry *backoff.ExponentialBackOff
 }
 
+// mapID identifies a map in all states of the model.
 type mapID struct {
 	port model.PortID
 	name string
@@ -55,6 +57,7 @@ type mapID struct {
 
 func idOf(m compiler.AffinityMap) mapID { return mapID{m.Port, m.Set.Name} }
 
+// lateLook is a map to read again, as it was wanted at the first look, and the time to do so.
 type lateLook struct {
 	affinityMap compiler.AffinityMap
 	due         time.Time
