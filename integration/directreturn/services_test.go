@@ -389,16 +389,18 @@ func expectNoAnswer(t *testing.T, h *lab.Host, from, to netip.Addr) {
 	}))
 }
 
-// Pods and nodes are masqueraded, also when they are sent to themselves.
+// Pods and nodes are masqueraded, also when they are sent to themselves, and reach all endpoints alike: a node's own
+// connections are not led by slots. With 200 connections, half of them miss fewer than 70 once in 100,000 times.
 func TestClientsOfTheCluster(t *testing.T) {
 	t.Parallel()
 	w := newWired(t)
 	w.serve(t, everyNode, 2, 3)
+	const dials = 200
 	for _, family := range families {
 		for _, h := range []*lab.Host{w.nodes[1].Host, w.nodes[2].Host, w.nodes[2].pod, w.nodes[4].pod} {
 			pods := map[string]int{}
 			must(t, h.Do(func() error {
-				for range 20 {
+				for range dials {
 					c, err := net.DialTimeout("tcp", netip.AddrPortFrom(direct.addr(family), 80).String(), patience)
 					if err != nil {
 						return fmt.Errorf("%s: %w", h.Name, err)
@@ -416,8 +418,8 @@ func TestClientsOfTheCluster(t *testing.T) {
 				}
 				return nil
 			}))
-			if len(pods) != 2 {
-				t.Errorf("%s of %s is sent to %v only", family, h.Name, pods)
+			if min(pods["pod-2"], pods["pod-3"]) < 70 {
+				t.Errorf("%s of %s is sent to %v", family, h.Name, pods)
 			}
 		}
 	}

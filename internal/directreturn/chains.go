@@ -6,6 +6,7 @@ import (
 
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
+	"golang.org/x/sys/unix"
 )
 
 // The chains.
@@ -176,6 +177,8 @@ func (p *Planner) again() []nft.Rule {
 
 var (
 	isTCP = nft.Match{Field: nft.MetaL4proto, Value: nft.ProtoData(uint8(model.TCP))}
+	// isNode matches connections of the node itself.
+	isNode = nft.Match{Field: nft.FibSaddrType, Value: nft.IntegerData(unix.RTN_LOCAL)}
 	// dropInvalid drops packets that nobody would translate: they would go back to the router, again and again.
 	dropInvalid = nft.NewRule(nft.Match{Field: nft.CTState, Value: nft.CTStateInvalid}, nft.Drop)
 )
@@ -215,7 +218,7 @@ func (p *Planner) icmpErrors() []nft.Rule {
 // translateOwn translates packets of this node's slots, and keeps their source. It drops others that a node has sent here:
 // the client sends again, when the nodes agree. All else goes on as under policy Cluster.
 func (p *Planner) translateOwn(local []nft.Statement) []nft.Rule {
-	rules := returnAll(local)
+	rules := append(returnAll(local), nft.NewRule(isNode, nft.Return))
 	for _, affinity := range affinities {
 		rules = append(rules, nft.NewRule(nft.DNAT(p.family, p.key(0, affinity), p.sets.own.Name)))
 	}
