@@ -38,7 +38,7 @@ func newFamily(ip nft.Family, config *Config) *family {
 	}
 	f := &family{program: &program{family: ip, config: config}, draft: draft, ports: map[model.PortID]*portPlans{}, claims: newClaims(0)}
 	f.sets = addSets(draft, f.program)
-	f.front = directreturn.New(draft, config.DirectReturn)
+	f.front = directreturn.New(draft, config.DirectReturn, config.CountRefused)
 	f.program.front = f.front
 	f.chains = newEndpointChains(draft, f.program, f.sets.get(serviceElement, false))
 	f.clientMaps = newClientMaps(draft, f.program)

@@ -79,3 +79,10 @@ func frontRole(chain string) Role {
 	}
 	return RoleOther
 }
+
+// countedByFront returns what the sets of the front count.
+func countedByFront(set string) Counted {
+	return map[string]Counted{
+		directreturn.Unknown: CountedUnknownConnection, directreturn.Asked: CountedAsked, directreturn.Answered: CountedAnswered,
+	}[set]
+}

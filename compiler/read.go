@@ -95,7 +95,7 @@ func (f *Frontend) CountSets() (connections, traffic string) {
 }
 
 // Counted says what the packets are that an element counts, in tables with Config.CountServices or
-// Config.CountRefused. From CountedNoEndpoints on, they are packets that would begin a connection: each try of a client
+// Config.CountRefused. From CountedNoEndpoints on, they are packets that are refused or dropped. Each try of a client
 // counts again.
 type Counted uint8
 
@@ -104,6 +104,11 @@ const (
 	CountedTraffic Counted = iota
 	// CountedConnections counts new connections that were sent to an endpoint.
 	CountedConnections
+	// CountedAsked counts packets of direct return about which this node asks other nodes, since it does not know their
+	// connection.
+	CountedAsked
+	// CountedAnswered counts packets of direct return about which other nodes ask, and whose connection this node knows.
+	CountedAnswered
 	// CountedNoEndpoints counts packets that are refused because no node has a usable endpoint.
 	CountedNoEndpoints
 	// CountedPolicyLocal counts packets that are dropped because policy Local applies and this node has no endpoint.
@@ -114,13 +119,16 @@ const (
 	CountedPort
 	// CountedAddress counts packets that are dropped because no Service holds the address, which is one of a ServiceCIDR.
 	CountedAddress
+	// CountedUnknownConnection counts packets of direct return that are dropped because this node does not know their
+	// connection, nor has their slot.
+	CountedUnknownConnection
 	// CountedKinds is the number of the constants above.
 	CountedKinds
 )
 
-// String returns "traffic", "connections", or the reason of a refusal.
+// String returns "traffic", "connections", "asked", "answered", or the reason of a refusal.
 func (c Counted) String() string {
-	return [CountedKinds]string{"traffic", "connections", "no-endpoints", "policy-local", "source-not-allowed", "unknown-port", "unassigned-address"}[c]
+	return [CountedKinds]string{"traffic", "connections", "asked", "answered", "no-endpoints", "policy-local", "source-not-allowed", "unknown-port", "unassigned-address", "unknown-connection"}[c]
 }
 
 // Refused reports whether the packets were refused or dropped.

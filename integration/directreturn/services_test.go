@@ -73,7 +73,7 @@ func rememberFlows() error {
 func (w *wired) startBackend(t *testing.T, number int) {
 	t.Helper()
 	config := compiler.Default()
-	config.DirectReturn = !w.off
+	config.DirectReturn, config.CountRefused = !w.off, true
 	config.DetectLocal.CIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:244::/32")}
 	b, err := proxy.NewBackend(w.nodes[number].rules, config, proxy.Hooks{})
 	must(t, err)
@@ -459,12 +459,58 @@ func TestFirewallOfTheNode(t *testing.T) {
 	}
 	const rules = "flush ruleset inet\ntable inet fw {\n chain out {\n type filter hook output priority 0; policy drop;\n ct state established,related,new %s accept\n }\n}\n"
 	lab.Nft(t, w.nodes[1].Host, strings.Replace(rules, " %s", "", 1), "-f", "-")
+	explained := func() (out string) {
+		from, to := netip.AddrPortFrom(clientAddr(model.IPv4, 1), 20000), netip.AddrPortFrom(direct.addr(model.IPv4), 80)
+		out, err := w.nodes[1].run(t, "ruledump", "explain", "--from", from.String(), "--to", to.String())
+		must(t, err)
+		return out
+	}
+	if out := explained(); !strings.Contains(out, "why: dropped: direct return of shop/direct sends it to the node of the endpoint, and a rule for packets that this node sends drops it") {
+		t.Errorf("explain does not say that the node's own firewall drops the packet:\n%s", out)
+	}
 	if n := reach("tcp"); n != 0 {
 		t.Errorf("%d connections came about past a firewall that drops untracked packets", n)
 	}
 	lab.Nft(t, w.nodes[1].Host, strings.Replace(rules, " %s", ",untracked", 1), "-f", "-")
 	if n := reach("tcp"); n != len(families) {
 		t.Errorf("%d connections came about past a firewall that accepts untracked packets, want %d", n, len(families))
+	}
+	if out, want := explained(), "sent on, as it is, to where the routes lead to 10.244.3.5"; !strings.Contains(out, want) {
+		t.Errorf("explain does not say %q:\n%s", want, out)
+	}
+}
+
+// Packets about which a node asks others are counted where they are asked about, where they are known, and where they are
+// dropped.
+func TestCounters(t *testing.T) {
+	t.Parallel()
+	w := newWired(t)
+	w.serve(t, everyNode, 2)
+	w.spread(t, 1)
+	var open connections
+	for client := range 40 {
+		open = append(open, w.dialFrom(t, "tcp", families[client%2], client))
+	}
+	counted := func(set string, nodes ...int) (packets uint64) {
+		for _, number := range nodes {
+			packets += w.nodes[number].packets(t, "ip", set, direct.addr(model.IPv4).String()) +
+				w.nodes[number].packets(t, "ip6", set, direct.addr(model.IPv6).String())
+		}
+		return packets
+	}
+	if n := counted("direct-asked", everyNode...) + counted("direct-answered", everyNode...) + counted("direct-unknown", everyNode...); n != 0 {
+		t.Errorf("%d packets are counted before a slot moves", n)
+	}
+	if lost := open.during(func() { w.serve(t, everyNode, 2, 3, 4) }); lost.lost() > 0 {
+		t.Errorf("two endpoints come: %v", lost)
+	}
+	for set, number := range map[string][]int{"direct-asked": {3, 4}, "direct-answered": {2}, "direct-unknown": {3, 4}} {
+		if counted(set, number...) == 0 {
+			t.Errorf("%s counts nothing", set)
+		}
+	}
+	if n := counted("direct-unknown", 1, 2) + counted("direct-asked", 1, 2); n != 0 {
+		t.Errorf("%d packets are counted on nodes that know all connections, or have no slots", n)
 	}
 }
 

@@ -77,6 +77,14 @@ func (p *Planner) inSet(s *nft.Set) nft.InSet {
 	return nft.InSet{Key: frontendKey(p.family), Set: s.Name}
 }
 
+// counted returns a rule, with a set of frontends that counts its packets before the statement at some place.
+func (p *Planner) counted(by *nft.Set, at int, statements ...nft.Statement) nft.Rule {
+	if len(p.sets.counters) > 0 {
+		statements = slices.Insert(statements, at, nft.Statement(p.inSet(by)))
+	}
+	return nft.NewRule(statements...)
+}
+
 // Services returns the rules with which the chain of new connections to Services begins. They translate packets of this
 // node's slots, for clients that local does not match.
 func (p *Planner) Services() []nft.Rule {
@@ -139,7 +147,11 @@ func (p *Planner) find() (rules []nft.Rule) {
 }
 
 func (p *Planner) forward(local []nft.Statement, guard []nft.Rule) []nft.Rule {
-	rules := slices.Concat(returnKnown(), returnAll(local), guard)
+	var rules []nft.Rule
+	if len(p.sets.counters) > 0 {
+		rules = append(rules, p.counted(p.sets.answered, 2, p.ttlBelow(askTTL), isKnown, nft.Return))
+	}
+	rules = slices.Concat(rules, returnKnown(), returnAll(local), guard)
 	rules = append(rules, nft.NewRule(p.ttlBelow(forwardTTL), nft.Goto(chainAgain)))
 	for _, device := range p.inside {
 		rules = append(rules, nft.NewRule(nft.Match{Field: nft.MetaIifname, Value: device}, nft.Return))
@@ -154,7 +166,7 @@ func (p *Planner) forward(local []nft.Statement, guard []nft.Rule) []nft.Rule {
 // returnKnown leaves packets of connections that this node translated to it, also of a flow that nobody answers.
 func returnKnown() []nft.Rule {
 	return []nft.Rule{
-		nft.NewRule(nft.Match{Field: nft.CTState, Value: nft.CTStateEstablished | nft.CTStateRelated}, nft.Return),
+		nft.NewRule(isKnown, nft.Return),
 		nft.NewRule(nft.Match{Field: nft.CTStatus, Value: nft.CTStatusDNAT}, nft.Return),
 	}
 }
@@ -168,24 +180,28 @@ func returnAll(matches []nft.Statement) (rules []nft.Rule) {
 
 // again drops what the node of a slot did not know when it was asked, and asks about packets of TCP.
 func (p *Planner) again() []nft.Rule {
-	rules := []nft.Rule{nft.NewRule(p.ttlBelow(askTTL), nft.Drop)}
+	rules := []nft.Rule{p.counted(p.sets.unknown, 1, p.ttlBelow(askTTL), nft.Drop)}
 	if p.asks {
 		rules = append(rules, nft.NewRule(isTCP, nft.Goto(chainAsk)))
 	}
-	return append(rules, dropInvalid)
+	return append(rules, p.dropInvalid())
 }
 
 var (
 	isTCP = nft.Match{Field: nft.MetaL4proto, Value: nft.ProtoData(uint8(model.TCP))}
 	// isNode matches connections of the node itself.
-	isNode = nft.Match{Field: nft.FibSaddrType, Value: nft.IntegerData(unix.RTN_LOCAL)}
-	// dropInvalid drops packets that nobody would translate: they would go back to the router, again and again.
-	dropInvalid = nft.NewRule(nft.Match{Field: nft.CTState, Value: nft.CTStateInvalid}, nft.Drop)
+	isNode  = nft.Match{Field: nft.FibSaddrType, Value: nft.IntegerData(unix.RTN_LOCAL)}
+	isKnown = nft.Match{Field: nft.CTState, Value: nft.CTStateEstablished | nft.CTStateRelated}
 )
+
+// dropInvalid drops packets that nobody would translate: they would go back to the router, again and again.
+func (p *Planner) dropInvalid() nft.Rule {
+	return p.counted(p.sets.unknown, 1, nft.Match{Field: nft.CTState, Value: nft.CTStateInvalid}, nft.Drop)
+}
 
 // ask sends a packet of a TCP connection that this node does not know to the endpoints that may know it.
 func (p *Planner) ask() []nft.Rule {
-	rules := []nft.Rule{opensReturn(), p.setTTL(askTTL)}
+	rules := []nft.Rule{opensReturn(), p.counted(p.sets.asked, 0, nft.SetTTL(p.family, askTTL))}
 	for _, affinity := range affinities {
 		for rank := asked - 1; rank >= 0; rank-- {
 			send := nft.NewRule(nft.Dup{Key: p.key(rank, affinity), Map: p.sets.others.Name})
@@ -195,7 +211,7 @@ func (p *Planner) ask() []nft.Rule {
 			rules = append(rules, send)
 		}
 	}
-	return append(rules, dropInvalid)
+	return append(rules, p.dropInvalid())
 }
 
 // opensReturn leaves TCP packets that open connections to the chains after these.
@@ -222,7 +238,7 @@ func (p *Planner) translateOwn(local []nft.Statement) []nft.Rule {
 	for _, affinity := range affinities {
 		rules = append(rules, nft.NewRule(nft.DNAT(p.family, p.key(0, affinity), p.sets.own.Name)))
 	}
-	return append(rules, nft.NewRule(p.inSet(p.sets.addresses), p.ttlBelow(forwardTTL), nft.Drop))
+	return append(rules, p.counted(p.sets.unknown, 2, p.inSet(p.sets.addresses), p.ttlBelow(forwardTTL), nft.Drop))
 }
 
 // cheapPrefix shortens a prefix to one that the kernel compares inline: it loads 1, 2 or 4 bytes, with or without a mask.

@@ -71,14 +71,15 @@ var now = time.Now
 // slots than the rest of its cluster, and takes no part.
 var LittleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
 
-// New returns a planner for a draft. Unless it is enabled, and the machine LittleEndian, no Service port has direct return.
-func New(draft *nft.Draft, enabled bool) *Planner {
+// New returns a planner for a draft. Unless it is enabled, and the machine LittleEndian, no Service port has direct return. With
+// counts, sets count packets.
+func New(draft *nft.Draft, enabled, counts bool) *Planner {
 	enabled = enabled && LittleEndian
 	return &Planner{
 		MaxAddresses: maxAddresses,
 		draft:        draft, family: draft.Family(), enabled: enabled, grants: newGrants(),
 		frontends: map[Frontend]*served{}, touched: map[Frontend]*served{}, slots: map[model.PortID]*slots{},
-		sets: newSets(draft.Family()),
+		sets: newSets(draft.Family(), counts),
 	}
 }
 

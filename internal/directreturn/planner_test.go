@@ -20,7 +20,7 @@ type oneService struct {
 
 func newOneService(t *testing.T, protocol model.Protocol) *oneService {
 	fe := Frontend{netip.MustParseAddrPort("203.0.113.1:80"), protocol}
-	return &oneService{T: t, Planner: New(nft.NewDraft(nft.FamilyIP, "kube-proxy", ""), true), fe: fe, port: &model.ServicePort{
+	return &oneService{T: t, Planner: New(nft.NewDraft(nft.FamilyIP, "kube-proxy", ""), true, false), fe: fe, port: &model.ServicePort{
 		ID:   model.PortID{Namespace: "shop", Service: "web", Protocol: protocol, Family: model.IPv4},
 		Port: 80, LoadBalancerIPs: []netip.Addr{fe.Addr.Addr()}, DirectReturn: true,
 		Cluster: []model.Endpoint{

@@ -11,6 +11,13 @@ import (
 // Addresses is the name of the set of frontends with direct return.
 const Addresses = "direct-ips"
 
+// The sets that count.
+const (
+	Unknown  = "direct-unknown"
+	Asked    = "direct-asked"
+	Answered = "direct-answered"
+)
+
 // sets are those that a table has while there are frontends with direct return, or that leave it.
 type sets struct {
 	// addresses has the frontends with direct return, and leaving those that leave it.
@@ -21,24 +28,36 @@ type sets struct {
 	// own leads to an endpoint of this node, and others to the addresses of endpoints that may know TCP connections of this
 	// node's slots.
 	own, others *nft.Set
-	inDraft     bool
+	// counters have all frontends, and count packets: unknown those that are dropped because nodes do not know their
+	// connection, asked those about which this node asks others, and answered those about which others asked, and which are
+	// of a connection of this node. Empty unless packets are counted.
+	counters                 []*nft.Set
+	unknown, asked, answered *nft.Set
+	inDraft                  bool
 }
 
-func newSets(f nft.Family) sets {
+func newSets(f nft.Family, counts bool) sets {
 	frontend := frontendKey(f)
 	slot := func(key nft.Concat) nft.Concat { return append(key, nft.Numgen{Mod: 2}) }
-	return sets{
+	s := sets{
 		addresses: &nft.Set{Name: Addresses, Key: frontend},
 		leaving:   &nft.Set{Name: "direct-leaving", Key: frontend},
 		hops:      &nft.Set{Name: "direct-hops", Key: slot(frontendKey(f)), Data: nft.Concat{f.Daddr()}},
 		errorHops: &nft.Set{Name: "direct-error-hops", Key: slot(quotedFrontend(f)), Data: nft.Concat{f.Daddr()}},
 		own:       &nft.Set{Name: "direct-slots", Key: slot(frontendKey(f)), Data: nft.Concat{f.Daddr(), nft.ThDport}},
 		others:    &nft.Set{Name: "direct-others", Key: slot(frontendKey(f)), Data: nft.Concat{f.Daddr()}},
+		unknown:   &nft.Set{Name: Unknown, Key: frontend, Counter: true},
+		asked:     &nft.Set{Name: Asked, Key: frontend, Counter: true},
+		answered:  &nft.Set{Name: Answered, Key: frontend, Counter: true},
 	}
+	if counts {
+		s.counters = []*nft.Set{s.unknown, s.asked, s.answered}
+	}
+	return s
 }
 
 func (s *sets) all() []*nft.Set {
-	return []*nft.Set{s.addresses, s.leaving, s.hops, s.errorHops, s.own, s.others}
+	return append([]*nft.Set{s.addresses, s.leaving, s.hops, s.errorHops, s.own, s.others}, s.counters...)
 }
 
 // settle adds the sets to the draft, or removes them. A draft cannot remove a set that is not empty.
@@ -103,6 +122,13 @@ func (s *sets) holding(c choice) []*nft.Set {
 func (s *sets) mark(draft *nft.Draft, fe Frontend, in *nft.Set, comment string) {
 	for _, set := range []*nft.Set{s.addresses, s.leaving} {
 		if set == in {
+			draft.Put(set, nft.Element{Key: fe.key(), Comment: comment})
+		} else {
+			draft.Remove(set, fe.key())
+		}
+	}
+	for _, set := range s.counters {
+		if in != nil {
 			draft.Put(set, nft.Element{Key: fe.key(), Comment: comment})
 		} else {
 			draft.Remove(set, fe.key())

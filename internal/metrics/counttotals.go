@@ -114,7 +114,9 @@ func (t *countTotals) add(e elementCount, n nft.Count) {
 	case compiler.CountedTraffic:
 		total.Bytes += n.Bytes
 	default:
-		total.Refused[e.counted] += n.Packets
+		if e.counted.Refused() {
+			total.Refused[e.counted] += n.Packets
+		}
 	}
 }
 

@@ -245,7 +245,9 @@ func (m *meter) read(ctx context.Context, s *meteredSet, ports map[string]traffi
 		case compiler.CountedTraffic:
 			t.Packets, t.Bytes = t.Packets+packets, t.Bytes+bytes
 		default:
-			t.refused[counted] += packets
+			if counted.Refused() {
+				t.refused[counted] += packets
+			}
 		}
 		ports[e.Comment] = t
 	})

@@ -87,7 +87,7 @@ type affinityStats struct {
 type refusedCount struct {
 	// ServicePort is the Service alone for an unknown port, and empty for an address that no Service holds.
 	ServicePort string `json:"servicePort"`
-	Reason      string `json:"reason" jsonschema:"enum=no-endpoints,enum=policy-local,enum=source-not-allowed,enum=unknown-port,enum=unassigned-address,enum=foreign-rule"`
+	Reason      string `json:"reason" jsonschema:"enum=no-endpoints,enum=policy-local,enum=source-not-allowed,enum=unknown-port,enum=unassigned-address,enum=unknown-connection,enum=foreign-rule"`
 	Packets     uint64 `json:"packets"`
 }
 

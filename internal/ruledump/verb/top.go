@@ -130,7 +130,7 @@ type serviceRate struct {
 
 // refusedRate holds the packets refused for one reason, per second.
 type refusedRate struct {
-	Reason  string  `json:"reason" jsonschema:"enum=no-endpoints,enum=policy-local,enum=source-not-allowed,enum=unknown-port,enum=unassigned-address,enum=foreign-rule"`
+	Reason  string  `json:"reason" jsonschema:"enum=no-endpoints,enum=policy-local,enum=source-not-allowed,enum=unknown-port,enum=unassigned-address,enum=unknown-connection,enum=foreign-rule"`
 	Packets float64 `json:"packets"` // packets a second
 }
 
