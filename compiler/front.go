@@ -79,10 +79,3 @@ func frontRole(chain string) Role {
 	}
 	return RoleOther
 }
-
-// countedByFront returns what the sets of the front count.
-func countedByFront(set string) Counted {
-	return map[string]Counted{
-		directreturn.Unknown: CountedUnknownConnection, directreturn.Asked: CountedAsked, directreturn.Answered: CountedAnswered,
-	}[set]
-}

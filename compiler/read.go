@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nftproxy/nftproxy/internal/directreturn"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 )
@@ -140,6 +141,9 @@ var countedBySet = map[string]Counted{
 	refusedSourceElement.setName(false): CountedSource,
 	ClusterIPs:                          CountedPort,
 	unassignedSet:                       CountedAddress,
+	directreturn.Asked:                  CountedAsked,
+	directreturn.Answered:               CountedAnswered,
+	directreturn.Unknown:                CountedUnknownConnection,
 }
 
 // CountedBy returns what an element of the set of that name counts. The element's comment names the Service port for

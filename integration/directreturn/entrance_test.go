@@ -99,9 +99,13 @@ func TestContainersOfTheNode(t *testing.T) {
 		address(t, container, "eth0", own)
 		route(t, container, everywhere(family), gateway)
 	}
-	lab.Nft(t, n.Host, `table inet docker { chain out { type nat hook postrouting priority srcnat;
-	ip saddr 172.17.0.0/24 oifname != "docker0" masquerade; ip6 saddr fd00:17::/64 oifname != "docker0" masquerade;
-} }
+	lab.Nft(t, n.Host, `table inet docker {
+	chain out {
+		type nat hook postrouting priority srcnat
+		ip saddr 172.17.0.0/24 oifname != "docker0" masquerade
+		ip6 saddr fd00:17::/64 oifname != "docker0" masquerade
+	}
+}
 `, "-f", "-")
 	f.start(t, serving(2, 3, 4), 1, 2, 3, 4)
 	n.proxy.Says(t, `devices=["docker0"] count=1`)
