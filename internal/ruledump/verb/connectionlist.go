@@ -12,7 +12,6 @@ import (
 	"github.com/nftproxy/nftproxy/conntrack"
 	"github.com/nftproxy/nftproxy/internal/ruledump"
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 )
 
 // connectionOptions are the flags of the connections command.
@@ -102,14 +101,15 @@ Ctrl-C. --dump lists the flows of a report: those whose endpoint does not serve.
 func (s *source) addKernel(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	addServiceProxyName(flags, &s.serviceProxyName)
-	s.addProxyAddress(flags)
+	s.addProxyAddress(cmd)
 	s.addFilter(cmd)
 }
 
 // addProxyAddress adds the flag of a command that asks the proxy beside the kernel's rules.
-func (s *source) addProxyAddress(flags *pflag.FlagSet) {
-	flags.StringVar(&s.proxyAddress, "proxy-address", ruledump.ProxyAddress,
-		"metrics address of the proxy on this node, HOST:PORT: its /configz has the node's name; empty asks nobody")
+func (s *source) addProxyAddress(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&s.proxyAddress, "proxy-address", ruledump.ProxyAddress,
+		"metrics address of the proxy on this node, HOST:PORT: its /configz has the node's name and the settings; empty asks nobody")
+	_ = cmd.RegisterFlagCompletionFunc("proxy-address", cobra.NoFileCompletions)
 }
 
 // sumsBy are the values of --by.

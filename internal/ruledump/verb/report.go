@@ -78,7 +78,7 @@ It needs CAP_NET_ADMIN. What else cannot be read is named, and left out.`,
 	}
 	flags := cmd.Flags()
 	addServiceProxyName(flags, &from.serviceProxyName)
-	from.addProxyAddress(flags)
+	from.addProxyAddress(cmd)
 	flags.StringVarP(&output, "output", "o", "", "file to write; - is standard output (default nftproxy-NODE-TIME.tar.gz)")
 	flags.StringVar(&log, "log", "", "add the last MiB of this log; - is standard input")
 	flags.BoolVar(&redact, "redact", false, "replace IP addresses by pseudonyms, and leave out the rules of other programs")

@@ -82,8 +82,7 @@ func (s *source) addActual(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&s.dump, "dump", "",
 		`read what "ruledump live -o json" or "ruledump report" wrote, perhaps on another node; - is standard input`)
 	_ = cmd.MarkFlagFilename("dump", "json", "tar.gz")
-	cmd.Flags().StringVar(&s.proxyAddress, "proxy-address", ruledump.ProxyAddress, "metrics address of the proxy on this node, HOST:PORT: its /configz has the node's name and the settings; empty asks nobody")
-	_ = cmd.RegisterFlagCompletionFunc("proxy-address", cobra.NoFileCompletions)
+	s.addProxyAddress(cmd)
 }
 
 // addTo adds all flags, and makes the command refuse combinations that make no sense.
