@@ -290,6 +290,13 @@ func TestFates(t *testing.T) {
 			want: []string{refused},
 		},
 		{
+			name: "before connection tracking, ct state is invalid",
+			table: tableOf(base("a", nft.HookPrerouting, -300, rule(nft.Match{Field: nft.CTState, Value: nft.CTStateNew}, nft.Drop),
+				rule(nft.Match{Field: nft.CTState, Value: nft.CTStateInvalid}, nft.SetMark(1))),
+				base("b", nft.HookForward, 0, rule(nft.Match{Field: nft.MetaMark, Value: nft.IntegerData(1)}, reject))),
+			want: []string{refused},
+		},
+		{
 			name:   "a dormant table does nothing",
 			table:  &nft.Table{Family: nft.FamilyIP, Name: "test", Dormant: true, Chains: []*nft.Chain{base("a", nft.HookForward, 0, rule(nft.Drop))}},
 			packet: packet,
@@ -515,11 +522,6 @@ func TestFatesErrors(t *testing.T) {
 			name:  "a field of the other family",
 			table: tableOf(base("a", nft.HookForward, 0, rule(nft.Match{Field: nft.IP6Saddr, Value: netip.MustParsePrefix("fd00::/16")}))),
 			want:  "evaluator: ip test a: ip6 saddr fd00::/16: packets of family ip have no ip6 saddr",
-		},
-		{
-			name:  "conntrack before there is any",
-			table: tableOf(base("a", nft.HookPrerouting, -300, rule(nft.Match{Field: nft.CTState, Value: nft.CTStateNew}, nft.Drop))),
-			want:  "evaluator: ip test a: ct state new: the chain runs before connection tracking",
 		},
 		{
 			name:  "chains of which nobody knows the order",

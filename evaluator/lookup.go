@@ -72,7 +72,7 @@ func (s *statements) lookUp(c nft.Concat, name string) answer {
 // lookUpUnknown is a lookup by a key of which bits are not known.
 func (s *statements) lookUpUnknown(set *nft.Set, k value) answer {
 	unchanged := !slices.ContainsFunc(s.changes, func(c change) bool { return c.isOf(s.Table, set) })
-	if unchanged && !(set.Partial() && s.lenient()) && !slices.ContainsFunc(set.Elements(), k.mayBe) {
+	if unchanged && !set.Partial() && !slices.ContainsFunc(set.Elements(), k.mayBe) {
 		return answer{}
 	}
 	return answer{found: maybe, why: k.why}
@@ -118,7 +118,7 @@ func (s *statements) find(set *nft.Set, key nft.Data) answer {
 		var found bool
 		a.Element, found, a.err = s.host.Lookup(s.Table, set.Name, key)
 		a.found = truthOf(found)
-	case set.Partial() && s.lenient():
+	case set.Partial():
 		a.found, a.why = maybe, fmt.Sprintf("the set %s has elements that were not read", set.Name)
 	default:
 		var found bool
@@ -159,7 +159,7 @@ func (s *statements) mapped(m nft.Mapped) value {
 // is added, and the rule ends (net/netfilter/nft_dynset.c).
 func (s *statements) update(u nft.Update) result {
 	set := s.Set(u.Map)
-	if set == nil || !set.Dynamic && !s.lenient() {
+	if set == nil {
 		return result{matches: yes, undecided: "there is no dynamic map or set " + u.Map}
 	}
 	k, d := s.evaluate(u.Key), s.evaluate(u.Data)
@@ -195,9 +195,6 @@ func (s *statements) update(u nft.Update) result {
 	}
 	if !u.Add || there.found != yes {
 		element.Timeout, element.Expires = u.Timeout, u.Timeout
-	}
-	if !k.isKnown() && !s.lenient() {
-		return result{matches: yes, undecided: cmp.Or(k.why, d.why)}
 	}
 	element.Stateful = u.With != ""
 	res.before = func() { s.change(set, element, false) }
@@ -236,7 +233,7 @@ func (s *statements) full(set *nft.Set, there answer) (full truth, why string) {
 		return no, ""
 	}
 	size := int(cmp.Or(set.Size, nft.DefaultSize))
-	if set.Partial() && s.lenient() {
+	if set.Partial() {
 		if n := set.Count(); n >= 0 && n+len(s.changes) < size {
 			return no, ""
 		}

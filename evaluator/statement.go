@@ -223,7 +223,7 @@ func (s *statements) nat(n nft.NAT) result {
 		return result{matches: yes, undecided: "masquerade works in nat chains at postrouting only"}
 	case !isDestination && at != source:
 		return result{matches: yes, undecided: "snat works in nat chains at input and postrouting only"}
-	case n.Family != s.walk.family && (n.Family == nft.FamilyIP || n.Family == nft.FamilyIP6) && s.lenient():
+	case n.Family != s.walk.family && (n.Family == nft.FamilyIP || n.Family == nft.FamilyIP6):
 		return goesOn // of an inet table, for the other family
 	case n.Kind == nft.MasqueradeNAT:
 		return result{matches: yes, verdict: nft.Accept, effect: func() error { s.masquerade(); return nil }}
@@ -292,10 +292,8 @@ func (s *statements) translated(n nft.NAT, isDestination bool) (netip.AddrPort, 
 
 func (s *statements) reject(r nft.Reject) result {
 	switch {
-	case s.hook == nft.HookPostrouting || s.base.Type != nft.TypeFilter && !s.lenient():
-		return result{matches: yes, undecided: "reject works in filter chains before postrouting only"}
-	case r.Family != s.walk.family && !s.lenient():
-		return result{matches: yes, undecided: fmt.Sprintf("reject of family %s", r.Family)}
+	case s.hook == nft.HookPostrouting:
+		return result{matches: yes, undecided: "reject does not work at postrouting"}
 	case r.With == nft.TCPReset && s.packet.Protocol != unix.IPPROTO_TCP:
 		return decided(nft.Drop)
 	}

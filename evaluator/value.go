@@ -245,8 +245,6 @@ func (s *statements) connection(f nft.Field) value {
 		return unknown(length, "connection tracking of bridges is not modelled")
 	case f == nft.CTState && s.untracked:
 		return known(nft.IntegerData(nft.CTStateUntracked))
-	case !s.tracked && !s.lenient():
-		return unknown(length, "the chain runs before connection tracking")
 	case f == nft.CTState && !s.tracked:
 		return known(nft.IntegerData(nft.CTStateInvalid))
 	case s.untracked || !s.tracked:
