@@ -7,9 +7,13 @@ import (
 )
 
 // sendCopy sends a copy of the packet to where the routes lead to an address. The copy is the node's own packet: it meets the
-// hooks output and postrouting, without conntrack (nf_dup_ipv4).
+// hooks output and postrouting, without conntrack (nf_dup_ipv4). The kernel makes no copy of a copy.
 func (w *walk) sendCopy(to netip.Addr) error {
+	if w.isCopy {
+		return nil
+	}
 	c := *w
+	c.isCopy = true
 	c.fate = Fate{}
 	c.untracked, c.iif, c.atDevice = true, ifname{}, false
 	c.leaveTo(to)

@@ -658,6 +658,7 @@ func TestCopies(t *testing.T) {
 		want   string
 	}{
 		{"leave the node", rule(nft.Match{Field: nft.CTState, Value: nft.CTStateNew}, nft.Drop), "sent on, as it is, to where the routes lead to 192.168.0.2"},
+		{"are not copied again", rule(nft.Dup{Key: neighbours.Key, Map: neighbours.Name}), "sent on, as it is, to where the routes lead to 192.168.0.2"},
 		{"end where a rule of output drops untracked packets", rule(nft.Match{Field: nft.CTState, Value: nft.CTStateUntracked}, nft.Drop), "dropped"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

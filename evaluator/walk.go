@@ -32,6 +32,8 @@ type walk struct {
 	atDevice bool
 	// tracked says that conntrack has seen the packet, and untracked that a rule keeps it from doing so.
 	tracked, untracked bool
+	// isCopy says that the packet is one that a rule has made.
+	isCopy bool
 	// translated says, for each end, whether NAT has decided about it for the connection. changed says whether the
 	// decision changed it (ct status snat and dnat).
 	translated, changed [2]bool
