@@ -193,8 +193,12 @@ func (s *statements) assign(a nft.Assign) result {
 	if len(v.data) >= 4 {
 		m = mark{binary.NativeEndian.Uint32(v.data), ^binary.NativeEndian.Uint32(v.known)}
 	}
-	// In the first two bytes of an IPv4 header is the class of the traffic.
-	const version, class = 0, 2
+	// A header begins with the version and the class of the traffic, in two bytes of IPv4 and, with the flow label, in four
+	// bytes of IPv6.
+	class := uint32(2)
+	if s.walk.family == nft.FamilyIP6 {
+		class = 4
+	}
 	switch {
 	case a.To == nft.MetaMark:
 		return s.setMark(&s.mark, m)
@@ -202,7 +206,7 @@ func (s *statements) assign(a nft.Assign) result {
 		return s.setMark(&s.ctMark, m)
 	case (a.To == nft.IPTTL || a.To == nft.IP6Hoplimit) && v.isKnown():
 		return result{matches: yes, effect: func() error { s.hops, s.hopsSet = v.data[0], true; return nil }}
-	case isPayload && to.Base == nft.NetworkHeader && s.walk.family == nft.FamilyIP && to.Offset >= version && to.Offset+to.Length <= class:
+	case isPayload && to.Base == nft.NetworkHeader && uint64(to.Offset)+uint64(to.Length) <= uint64(class):
 		return goesOn
 	case isPayload:
 		return result{matches: yes, undecided: "the rule changes the packet"}
@@ -303,11 +307,14 @@ func (s *statements) reject(r nft.Reject) result {
 // dup sends a copy of the packet away, if the map has the key.
 func (s *statements) dup(d nft.Dup) result {
 	length := s.walk.destination.Addr().BitLen() / 8
-	v := s.mapped(nft.Mapped{Key: d.Key, Map: d.Map, Length: length})
+	v := known(nft.Data(d.Addr))
+	if d.Addr == "" {
+		v = s.mapped(nft.Mapped{Key: d.Key, Map: d.Map, Length: length})
+	}
 	switch {
 	case v.absent:
 		return result{}
-	case !v.isKnown():
+	case !v.isKnown() || len(v.data) != length:
 		return result{matches: yes, undecided: v.why}
 	}
 	addr, _ := netip.AddrFromSlice(v.data) // of the family's length

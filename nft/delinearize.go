@@ -157,8 +157,12 @@ func (d *delinearizer) action(e any) bool {
 		n.Port, n.PortEnd = d.span(e.RegisterProtoMin, e.RegisterProtoMax, 2)
 		return d.emit(n)
 	case *expr.Dup:
-		to, is := d.value(e.RegAddr, d.addrLen(0)).(Mapped)
-		return is && to.Offset == 0 && e.RegDev == 0 && d.emit(Dup{Key: to.Key, Map: to.Map})
+		switch to := d.value(e.RegAddr, d.addrLen(0)).(type) {
+		case Mapped:
+			return to.Offset == 0 && e.RegDev == 0 && d.emit(Dup{Key: to.Key, Map: to.Map})
+		case Constant:
+			return e.RegDev == 0 && len(to) == d.addrLen(0) && d.emit(Dup{Addr: to})
+		}
 	case *expr.Reject:
 		return d.emit(d.reject(e))
 	case *expr.Counter:

@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/xt"
+	"golang.org/x/sys/unix"
 )
 
 // Extension is a match or a target of xtables: of iptables-nft or iptables-legacy. A rule that is read has one only where
@@ -86,7 +87,7 @@ func (x Extension) meaning(family Family) (statements []Statement, comment strin
 	case "iprange.1":
 		statements = addressRanges(family, s)
 	case "addrtype.0", "addrtype.1":
-		statements = addressTypes(x.Revision, s)
+		statements = addressTypes(family, x.Revision, s)
 	}
 	return statements, "", statements != nil
 }
@@ -288,7 +289,7 @@ func addressRanges(family Family, s *structure) []Statement {
 }
 
 // addressTypes reads struct xt_addrtype_info and xt_addrtype_info_v1: types of the source and of the destination, inverted.
-func addressTypes(revision uint32, s *structure) []Statement {
+func addressTypes(family Family, revision uint32, s *structure) []Statement {
 	masks := [2]uint16{s.u16(), s.u16()}
 	flags := s.u32()
 	if revision == 0 && flags != 0 {
@@ -302,6 +303,9 @@ func addressTypes(revision uint32, s *structure) []Statement {
 	}
 	statements := []Statement{}
 	for i, field := range []Field{FibSaddrType, FibDaddrType} {
+		if family == FamilyIP6 && masks[i]&^(1<<unix.RTN_LOCAL) != 0 {
+			return nil // in IPv6 the other types are not those of routes, and all have to match (net/netfilter/xt_addrtype.c)
+		}
 		either := AnyOf{}
 		for typ := range uint32(12) {
 			if masks[i]&(1<<typ) != 0 {
@@ -327,6 +331,10 @@ func (x Extension) targetMeaning(family Family, s *structure) []Statement {
 		const notrack = 1
 		if s.u16()&notrack != 0 {
 			return []Statement{Notrack{}}
+		}
+	case "TEE.0", "TEE.1":
+		if gateway, device := s.bytes(16), s.bytes(16); cString(string(device)) == "" {
+			return []Statement{Dup{Addr: Constant(gateway[:byFamily(family, 4, 16)])}}
 		}
 	case "REJECT.0":
 		return []Statement{rejectTarget(family, s.u32())}

@@ -161,15 +161,15 @@ func everything(f Family) *Table {
 			{Name: "filter-output", Type: TypeFilter, Hook: HookOutput, Priority: PriorityDstNAT + 10},
 			{Name: "filter-prerouting", Type: TypeFilter, Hook: HookPrerouting, Priority: PriorityMangle, Rules: []Rule{
 				NewRule(Match{Field: CTState, Value: CTStateEstablished | CTStateRelated}, Return),
-				NewRule(Dup{byClient, "neighbours"}, Drop),
+				NewRule(Dup{Key: byClient, Map: "neighbours"}, Drop),
 				NewRule(Match{Field: MetaL4proto, Op: NotEqual, Value: ProtoData(unix.IPPROTO_TCP)}, Return),
 				NewRule(Match{Field: MetaL4proto, Value: ProtoData(unix.IPPROTO_TCP)}, Match{Field: TCPFlags, Value: TCPFlagSYN}, Return),
 				NewRule(Match{Field: f.TTL(), Op: Less, Value: 8}, Drop),
 				NewRule(SetTTL(f, 8)),
-				NewRule(Dup{append(frontendKey(f), JHash{Field: f.Saddr(), And: ThSport, Mod: 251, Seed: 0x5eed, Offset: 251}), "neighbours"}, Drop),
+				NewRule(Dup{Key: append(frontendKey(f), JHash{Field: f.Saddr(), And: ThSport, Mod: 251, Seed: 0x5eed, Offset: 251}), Map: "neighbours"}, Drop),
 				NewRule(icmp...),
 			}},
-			{Name: "icmp-errors", Rules: []Rule{NewRule(Dup{append(quotedKey, quotedHash), "quoted"}, Drop)}},
+			{Name: "icmp-errors", Rules: []Rule{NewRule(Dup{Key: append(quotedKey, quotedHash), Map: "quoted"}, Drop), NewRule(Dup{Addr: Constant(f.Loopback().Addr().AsSlice())})}},
 			{Name: "nat-postrouting", Type: TypeNAT, Hook: HookPostrouting, Priority: PrioritySrcNAT, Rules: []Rule{
 				NewRule(Match{Field: MetaMark, Mask: 0x4000, Value: 0x4000}, FlipMark(0x4000), Masquerade),
 				NewRule(Match{Field: CTStatus, Value: CTStatusDNAT}, InSet{Concat{f.Saddr(), f.Daddr()}, Equal, "hairpin"}, Masquerade),

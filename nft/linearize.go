@@ -156,6 +156,10 @@ func (u UseObject) linearize(l *linearizer) { l.refuse(fmt.Errorf("%q cannot be 
 func (a AnyOf) linearize(l *linearizer) { l.refuse(fmt.Errorf("%q cannot be written", a)) }
 
 func (d Dup) linearize(l *linearizer) {
+	if d.Addr != "" {
+		l.add(&expr.Immediate{Register: unix.NFT_REG_1, Data: []byte(d.Addr)}, &expr.Dup{RegAddr: unix.NFT_REG_1})
+		return
+	}
 	l.load(d.Key)
 	l.add(
 		&expr.Lookup{SourceRegister: unix.NFT_REG_1, SetName: d.Map, IsDestRegSet: true, DestRegister: unix.NFT_REG_1},

@@ -173,6 +173,12 @@ func (m *addrMapper) statement(s Statement) (mapped Statement, known bool) {
 			return s, true
 		}
 		return nil, true
+	case Dup:
+		if s.Addr == "" {
+			return nil, true
+		}
+		s.Addr = Constant(m.addr(string(s.Addr)))
+		return s, true
 	case Assign:
 		f, is := s.To.(Field)
 		return nil, is && !isAddr(f)

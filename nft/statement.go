@@ -49,10 +49,17 @@ type Dup struct {
 	Key Concat
 	// Map is the name of a map of the rule's table, whose Data is an address of the table's family.
 	Map string
+	// Addr is the address, in place of Key and Map, as in `dup to 192.0.2.1`.
+	Addr Constant
 }
 
 // String returns the statement as nft lists it.
-func (d Dup) String() string { return "dup to " + d.Key.String() + " map @" + d.Map }
+func (d Dup) String() string {
+	if d.Addr != "" {
+		return "dup to " + d.Addr.String()
+	}
+	return "dup to " + d.Key.String() + " map @" + d.Map
+}
 
 // Update adds an element to the named Dynamic map, as in `update @clients { ip saddr timeout 3h : ip daddr . th
 // dport }`, or to a Dynamic set. Key and Data, evaluated for the packet, are its key and value. If the map has the key
