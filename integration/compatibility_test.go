@@ -315,6 +315,15 @@ func testNodeLocalDNS(t *testing.T) {
 		wantAnswer(t, l.Client, "a pod", "udp", address+":53", "cache")
 		wantAnswer(t, l.Client, "a pod", "tcp", address+":53", "cache sees 10.244.1.250")
 		wantAnswer(t, l.Node, "the node", "udp", address+":53", "cache")
+		for _, protocol := range []string{"udp", "tcp"} {
+			text := runRuledump(t, l.Node, "explain", "--from=10.244.1.250", "--to="+address+":53/"+protocol)
+			if !strings.Contains(text, "\nuntouched, to "+address+":53, a process of the node") || strings.Contains(text, "possible fates") {
+				t.Errorf("explain does not say that the cache answers %s:53/%s:\n%s", address, protocol, text)
+			}
+		}
+	}
+	if text := runRuledump(t, l.Node, "explain", "--from=10.244.1.250", "--to=10.96.0.53:9153/tcp"); !strings.Contains(text, "\nto "+endpoint+":9153") {
+		t.Errorf("explain does not say that the endpoint answers another port:\n%s", text)
 	}
 	// The rest of the Service stays with the proxy.
 	wantAnswer(t, l.Client, "a pod, to another port", "tcp", "10.96.0.53:9153", "endpoint sees 10.244.1.250")

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net"
 	"net/netip"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -37,6 +38,7 @@ func TestForeignRules(t *testing.T) {
 	t.Parallel()
 	b := newForeignBench(t)
 	for seed := *foreignSeed; seed < *foreignSeed+uint64(*foreignRulesets); seed++ {
+		b.use(int(seed % 2))
 		b.try(t, foreign.Generate(seed))
 	}
 	t.Logf("%d rulesets, %d refused by nft or iptables; answers: %v; constructs: %v", *foreignRulesets, b.refused, b.answers, b.constructs)
@@ -59,10 +61,12 @@ func TestForeignRules(t *testing.T) {
 
 const notKnown = "not known"
 
-// foreignBench is a lab of which the datagrams that arrive are noted.
+// foreignBench are two labs, of which one has a bridge. What arrives in them is noted.
 type foreignBench struct {
 	*lab.Lab
 	conn                *nft.Conn
+	labs                []*lab.Lab
+	conns               []*nft.Conn
 	answers, constructs map[string]int
 	refused             int
 
@@ -73,59 +77,134 @@ type foreignBench struct {
 
 type arrivedAt struct{ to, from netip.AddrPort }
 
-// Where datagrams of this test go.
+// Where packets of this test go, in the generator's addresses.
 var (
-	foreignEndpoints = []netip.AddrPort{netip.MustParseAddrPort("10.244.1.5:5353"), netip.MustParseAddrPort("10.244.1.6:5353")}
-	foreignClusterIP = netip.MustParseAddrPort("10.96.0.10:53")
-	foreignExternal  = netip.MustParseAddrPort("192.0.2.10:53")
-	foreignNodePort  = netip.AddrPortFrom(lab.NodeAddrs.IPv4, 30053)
-	foreignNode      = netip.AddrPortFrom(lab.NodeAddrs.IPv4, 5353)
+	foreignEndpoints = []lab.Addrs{foreignAddrs("10.244.1.5", "fd00:10:244:1::5"), foreignAddrs("10.244.1.6", "fd00:10:244:1::6")}
+	foreignClusterIP = foreignAddrs("10.96.0.10", "fd00:10:96::10")
+	foreignExternal  = foreignAddrs("192.0.2.10", "2001:db8:2::10")
 )
+
+func foreignAddrs(ipv4, ipv6 string) lab.Addrs {
+	return lab.Addrs{IPv4: netip.MustParseAddr(ipv4), IPv6: netip.MustParseAddr(ipv6)}
+}
+
+// The ports of the Service, of its endpoints, and of the node.
+const foreignPort, foreignTarget, foreignNodePort = 53, 5353, 30053
 
 func newForeignBench(t *testing.T) *foreignBench {
 	t.Helper()
-	b := &foreignBench{Lab: lab.ForTest(t), answers: map[string]int{}, constructs: map[string]int{}, arrived: map[string]arrivedAt{}}
-	b.conn = lab.Conn(t, b.Node)
-	pod, err := b.AddPod("web", foreignEndpoints[0].Addr(), foreignEndpoints[1].Addr())
-	if err != nil {
-		t.Fatal(err)
+	b := &foreignBench{answers: map[string]int{}, constructs: map[string]int{}, arrived: map[string]arrivedAt{}}
+	for _, bridge := range []string{"", "cni0"} {
+		l := lab.ForTestWithBridge(t, bridge)
+		b.labs, b.conns = append(b.labs, l), append(b.conns, lab.Conn(t, l.Node))
+		b.use(len(b.labs) - 1)
+		b.serve(t)
 	}
-	for _, at := range foreignEndpoints {
-		b.note(t, pod, at, at)
-	}
-	// A socket of all addresses of the node: it does not say to which of them a datagram came.
-	for _, port := range []uint16{53, 5353, 30053} {
-		at := netip.AddrPortFrom(netip.IPv4Unspecified(), port)
-		b.note(t, b.Node, at, at)
-	}
+	return b
+}
+
+// use has what follows happen in one of the labs.
+func (b *foreignBench) use(i int) { b.Lab, b.conn = b.labs[i], b.conns[i] }
+
+// serve makes the endpoints and the Service, for both families and protocols.
+func (b *foreignBench) serve(t *testing.T) {
+	t.Helper()
 	c, err := compiler.New(compiler.Default())
 	if err != nil {
 		t.Fatal(err)
 	}
-	id := model.PortID{Namespace: "kube-system", Service: "dns", Family: model.IPv4, Protocol: model.UDP}
-	port := &model.ServicePort{ID: id, ClusterIP: foreignClusterIP.Addr(), Port: 53, NodePort: 30053, LoadBalancerIPs: []netip.Addr{foreignExternal.Addr()}}
-	for _, at := range foreignEndpoints {
-		port.Cluster = append(port.Cluster, model.Endpoint{AddrPort: at, Local: true})
+	changes := &model.Changes{Full: true, Node: &model.Node{IPs: []netip.Addr{lab.NodeAddrs.IPv4, lab.NodeAddrs.IPv6}}, Ports: map[model.PortID]*model.ServicePort{}}
+	var pods []netip.Addr
+	for _, e := range foreignEndpoints {
+		pods = append(pods, e.IPv4, e.IPv6)
 	}
-	c.Apply(&model.Changes{Full: true, Node: &model.Node{IPs: []netip.Addr{lab.NodeAddrs.IPv4}}, Ports: map[model.PortID]*model.ServicePort{id: port}})
+	pod, err := b.AddPod("web", pods...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for family, of := range map[model.Family]func(lab.Addrs) netip.Addr{
+		model.IPv4: func(a lab.Addrs) netip.Addr { return a.IPv4 }, model.IPv6: func(a lab.Addrs) netip.Addr { return a.IPv6 },
+	} {
+		for protocol, network := range map[model.Protocol]string{model.UDP: "udp", model.TCP: "tcp"} {
+			id := model.PortID{Namespace: "kube-system", Service: "dns", Family: family, Protocol: protocol}
+			port := &model.ServicePort{
+				ID: id, ClusterIP: of(foreignClusterIP), Port: foreignPort, NodePort: foreignNodePort,
+				LoadBalancerIPs: []netip.Addr{of(foreignExternal)},
+			}
+			for _, e := range foreignEndpoints {
+				at := netip.AddrPortFrom(of(e), foreignTarget)
+				port.Cluster = append(port.Cluster, model.Endpoint{AddrPort: at, Local: true})
+				b.note(t, network, pod, at)
+			}
+			changes.Ports[id] = port
+			// A socket of all addresses of the node: it does not say to which of them a packet came.
+			for _, number := range []uint16{foreignPort, foreignTarget, foreignNodePort} {
+				b.note(t, network, b.Node, netip.AddrPortFrom(anyAddr(of(lab.NodeAddrs)), number))
+			}
+		}
+	}
+	c.Apply(changes)
 	replace(t, b.conn, c.Tables())
-	return b
 }
 
-// note notes what arrives at a socket.
-func (b *foreignBench) note(t *testing.T, h *lab.Host, at, name netip.AddrPort) {
+func anyAddr(like netip.Addr) netip.Addr {
+	if like.Is4() {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
+}
+
+// note notes what arrives at a socket. A connection has its text in the first packet (TCP Fast Open), so what becomes of
+// later packets does not count.
+func (b *foreignBench) note(t *testing.T, network string, h *lab.Host, at netip.AddrPort) {
 	t.Helper()
-	conn := lab.ListenUDP(t, h, at)
+	arrived := func(text []byte, from netip.AddrPort) {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.arrived[string(text)] = arrivedAt{at, netip.AddrPortFrom(from.Addr().Unmap(), from.Port())}
+	}
+	buffer := make([]byte, 1500)
+	only := network + map[bool]string{true: "4", false: "6"}[at.Addr().Is4()]
+	if network == "udp" {
+		var conn *net.UDPConn
+		err := h.Do(func() (err error) { conn, err = net.ListenUDP(only, net.UDPAddrFromAddrPort(at)); return err })
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		go func() {
+			for {
+				n, from, err := conn.ReadFromUDPAddrPort(buffer)
+				if err != nil {
+					return
+				}
+				arrived(buffer[:n], from)
+			}
+		}()
+		return
+	}
+	var listener *net.TCPListener
+	err := h.Do(func() (err error) {
+		if err = sendFirstTexts(); err == nil {
+			listener, err = net.ListenTCP(only, net.TCPAddrFromAddrPort(at))
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
 	go func() {
-		buffer := make([]byte, 1500)
 		for {
-			n, from, err := conn.ReadFromUDPAddrPort(buffer)
+			conn, err := listener.AcceptTCP()
 			if err != nil {
 				return
 			}
-			b.mu.Lock()
-			b.arrived[string(buffer[:n])] = arrivedAt{name, netip.AddrPortFrom(from.Addr().Unmap(), from.Port())}
-			b.mu.Unlock()
+			_ = conn.SetReadDeadline(time.Now().Add(await.Patience))
+			if n, err := conn.Read(buffer); err == nil {
+				arrived(buffer[:n], conn.RemoteAddr().(*net.TCPAddr).AddrPort())
+			}
+			conn.Close()
 		}
 	}()
 }
@@ -162,55 +241,70 @@ func (b *foreignBench) try(t *testing.T, r *foreign.Ruleset) {
 		t.Fatalf("seed %d: %v", r.Seed, err)
 	}
 	e := evaluator.New(s.Walked())
+	of := func(a lab.Addrs) netip.Addr {
+		if r.IPv6 {
+			return a.IPv6
+		}
+		return a.IPv4
+	}
+	network := "udp"
+	if r.TCP {
+		network = "tcp"
+	}
+	// Pods of the lab send all packets to the node. Those of a network plugin with a bridge send to each other by it.
+	toPod, podAddrs := b.Client, lab.ClientAddrs
+	if b.Lab == b.labs[1] {
+		toPod, podAddrs = b.Outside, lab.OutsideAddrs
+	}
 	for i, flow := range []struct {
 		host *lab.Host
-		from netip.Addr
-		to   netip.AddrPort
+		from lab.Addrs
+		to   lab.Addrs
+		port uint16
 	}{
-		{b.Client, lab.ClientAddrs.IPv4, foreignClusterIP}, {b.Outside, lab.OutsideAddrs.IPv4, foreignExternal},
-		{b.Outside, lab.SecondOutsideAddrs.IPv4, foreignNodePort}, {b.Node, lab.NodeAddrs.IPv4, foreignClusterIP},
-		{b.Client, lab.ClientAddrs.IPv4, foreignEndpoints[0]}, {b.Outside, lab.OutsideAddrs.IPv4, foreignNode},
+		{b.Client, lab.ClientAddrs, foreignClusterIP, foreignPort}, {b.Outside, lab.OutsideAddrs, foreignExternal, foreignPort},
+		{b.Outside, lab.SecondOutsideAddrs, lab.NodeAddrs, foreignNodePort}, {b.Node, lab.NodeAddrs, foreignClusterIP, foreignPort},
+		{toPod, podAddrs, foreignEndpoints[0], foreignTarget}, {b.Outside, lab.OutsideAddrs, lab.NodeAddrs, foreignTarget},
 	} {
-		text := fmt.Sprintf("%d/%d", r.Seed, i)
-		if err := b.send(t, e, flow.host, flow.from, flow.to, text); err != nil {
-			t.Errorf("seed %d, %s to %s: %v\n%s", r.Seed, flow.from, flow.to, err, r)
+		from, to := of(flow.from), netip.AddrPortFrom(of(flow.to), flow.port)
+		if err := b.send(t, e, network, flow.host, from, to, fmt.Sprintf("%d/%d", r.Seed, i)); err != nil {
+			t.Errorf("seed %d, %s %s to %s: %v\n%s", r.Seed, network, from, to, err, r)
 		}
 	}
 }
 
-// send compares what becomes of a datagram with what explain says.
-func (b *foreignBench) send(t *testing.T, e *evaluator.Evaluator, host *lab.Host, from netip.Addr, to netip.AddrPort, text string) error {
-	var conn *net.UDPConn
-	dialErr := host.Do(func() (err error) {
-		conn, err = net.DialUDP("udp4", &net.UDPAddr{IP: from.AsSlice()}, net.UDPAddrFromAddrPort(to))
-		return err
-	})
+// send compares what becomes of a packet with what explain says.
+func (b *foreignBench) send(t *testing.T, e *evaluator.Evaluator, network string, host *lab.Host, from netip.Addr, to netip.AddrPort, text string) error {
+	conn, dialErr := dialFrom(host, network, from, to)
 	source := netip.AddrPortFrom(from, 40000)
 	if dialErr == nil {
 		defer conn.Close()
-		source = conn.LocalAddr().(*net.UDPAddr).AddrPort()
-		source = netip.AddrPortFrom(source.Addr().Unmap(), source.Port())
+		source = netip.MustParseAddrPort(conn.LocalAddr().String())
 	}
-	fates, err := e.Fates(evaluator.Packet{Source: source, Destination: to, Protocol: unix.IPPROTO_UDP, Local: host == b.Node})
+	packet := evaluator.Packet{Source: source, Destination: to, Protocol: unix.IPPROTO_UDP, Local: host == b.Node}
+	if network == "tcp" {
+		packet.Protocol = unix.IPPROTO_TCP
+	}
+	fates, err := e.Fates(packet)
 	if err != nil {
 		return err
 	}
 	may := map[string]bool{}
 	for i := range fates {
-		may[b.expected(&fates[i], from)] = true
+		may[b.expected(&fates[i], network, from)] = true
 	}
 	unknown := may[notKnown]
 	delete(may, notKnown)
 	became := "dropped"
 	if dialErr == nil {
-		became = b.became(conn, host, from, text, may, unknown)
+		became = b.became(conn, from, text, may, unknown)
 	}
 	switch {
 	case unknown:
 		b.answers[notKnown]++
 		return nil
 	case !may[became]:
-		return fmt.Errorf("the datagram was %s; explain says\n%s", became, fates)
+		return fmt.Errorf("the packet was %s; explain says\n%s", became, fates)
 	case depends(fates) && len(may) > 1:
 		b.answers[notKnown]++
 	default:
@@ -220,18 +314,37 @@ func (b *foreignBench) send(t *testing.T, e *evaluator.Evaluator, host *lab.Host
 	return nil
 }
 
+// dialFrom returns a connection whose first packet is sent with the first text.
+func dialFrom(host *lab.Host, network string, from netip.Addr, to netip.AddrPort) (conn net.Conn, err error) {
+	dialer := net.Dialer{LocalAddr: &net.UDPAddr{IP: from.AsSlice()}, Timeout: time.Second}
+	if network == "tcp" {
+		dialer.LocalAddr = &net.TCPAddr{IP: from.AsSlice()}
+		dialer.Control = func(_, _ string, raw syscall.RawConn) (err error) {
+			control := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_FASTOPEN_CONNECT, 1) })
+			return errors.Join(err, control)
+		}
+	}
+	err = host.Do(func() (err error) {
+		if err = sendFirstTexts(); err == nil {
+			conn, err = dialer.Dial(network, to.String())
+		}
+		return err
+	})
+	return conn, err
+}
+
 func depends(fates evaluator.Fates) bool {
 	return slices.ContainsFunc(fates, func(f evaluator.Fate) bool { return len(f.Depends) > 0 })
 }
 
 // expected is what is to be seen of a fate. Where nobody listens, nothing is.
-func (b *foreignBench) expected(f *evaluator.Fate, from netip.Addr) string {
+func (b *foreignBench) expected(f *evaluator.Fate, network string, from netip.Addr) string {
 	to := f.Destination
 	switch f.Result {
 	case evaluator.Undecided:
 		return notKnown
 	case evaluator.Refused:
-		if f.Path.EndsInKernel() {
+		if f.Path.EndsInKernel() && network == "udp" {
 			return "dropped" // a socket is not told of an unreachable host
 		}
 		return "refused"
@@ -239,17 +352,17 @@ func (b *foreignBench) expected(f *evaluator.Fate, from netip.Addr) string {
 		return "dropped"
 	}
 	if f.Local {
-		if !slices.Contains([]uint16{53, 5353, 30053}, to.Port()) {
+		if !slices.Contains([]uint16{foreignPort, foreignTarget, foreignNodePort}, to.Port()) {
 			return "refused"
 		}
-		to = netip.AddrPortFrom(netip.IPv4Unspecified(), to.Port())
-	} else if !slices.Contains(foreignEndpoints, to) {
+		to = netip.AddrPortFrom(anyAddr(to.Addr()), to.Port())
+	} else if !slices.ContainsFunc(foreignEndpoints, func(e lab.Addrs) bool { return to == netip.AddrPortFrom(e.Like(to.Addr()), foreignTarget) }) {
 		if b.HostOf(to.Addr()) != nil {
 			return "refused" // nobody listens
 		}
 		return "dropped" // no host has the address
 	}
-	return describeArrival(to, f.Masqueraded && from != lab.NodeAddrs.IPv4)
+	return describeArrival(to, f.Masqueraded && from != lab.NodeAddrs.Like(from))
 }
 
 func describeArrival(to netip.AddrPort, masqueraded bool) string {
@@ -257,25 +370,39 @@ func describeArrival(to netip.AddrPort, masqueraded bool) string {
 }
 
 // became sends a datagram and returns what is seen of it. It waits as long as something that may be seen is not.
-func (b *foreignBench) became(conn *net.UDPConn, host *lab.Host, from netip.Addr, text string, may map[string]bool, unknown bool) string {
-	_, _ = conn.Write([]byte(text)) // a rule of hook output refuses
+func (b *foreignBench) became(conn net.Conn, from netip.Addr, text string, may map[string]bool, unknown bool) string {
+	// A rule of hook output makes it fail.
+	if _, err := conn.Write([]byte(text)); errors.Is(err, syscall.ECONNREFUSED) {
+		return "refused"
+	}
 	patience := await.Patience
 	if unknown || may["dropped"] || len(may) == 0 {
 		patience = 50 * time.Millisecond
 	}
 	buffer := make([]byte, 1)
 	for end := time.Now().Add(patience); ; {
-		if a, is := b.at(text); is {
-			return describeArrival(a.to, a.from.Addr() != from && from != lab.NodeAddrs.IPv4)
-		}
 		_ = conn.SetReadDeadline(time.Now().Add(5 * time.Millisecond))
-		if _, err := conn.Read(buffer); errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.EHOSTUNREACH) {
+		_, err := conn.Read(buffer)
+		if a, is := b.at(text); is { // before the error: a connection that ends has arrived
+			return describeArrival(a.to, a.from.Addr() != from && from != lab.NodeAddrs.Like(from))
+		}
+		if isRefusal(err) {
 			return "refused"
 		}
 		if time.Now().After(end) {
 			return "dropped"
 		}
 	}
+}
+
+// sendFirstTexts lets this network namespace send and take texts in the first packets of TCP, without cookies.
+func sendFirstTexts() error {
+	return os.WriteFile("/proc/sys/net/ipv4/tcp_fastopen", []byte("1543"), 0o644) // 0x607
+}
+
+// isRefusal reports whether an error is the answer to a packet that was refused.
+func isRefusal(err error) bool {
+	return slices.ContainsFunc([]error{syscall.ECONNREFUSED, syscall.EHOSTUNREACH, syscall.EACCES}, func(errno error) bool { return errors.Is(err, errno) })
 }
 
 // load loads a ruleset. It reports whether the kernel takes it.
@@ -308,7 +435,11 @@ func (b *foreignBench) unload(t *testing.T, r *foreign.Ruleset) {
 		lab.Nft(t, b.Node, "table "+name+" {\n}\ndelete table "+name+"\n", "-f", "-")
 	}
 	if r.Legacy {
-		resetLegacy(t, b.Node, "iptables-legacy-restore")
+		program := "iptables-legacy-restore"
+		if r.IPv6 {
+			program = "ip6tables-legacy-restore"
+		}
+		resetLegacy(t, b.Node, program)
 	}
 	if err := b.Node.Do(func() error { return r.Routing(false) }); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ESRCH) {
 		t.Logf("seed %d: %v", r.Seed, err)

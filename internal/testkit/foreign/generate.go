@@ -1,7 +1,8 @@
 // Package foreign draws rulesets of other programs: for nft, iptables-nft and iptables-legacy, and routes, routing rules and
 // policies beside them. They have the constructs that firewalls, network plugins and caches use, in any order.
 //
-// The rulesets are for datagrams: rules refuse and drop nothing else, so that ICMP errors come back.
+// A ruleset is for the first packets of UDP or of TCP, over IPv4 or IPv6. Its rules refuse and drop nothing else, so that
+// answers and ICMP errors come back.
 package foreign
 
 import (
@@ -20,6 +21,8 @@ type Ruleset struct {
 	Tables map[string]bool
 	// Legacy says that a part is of iptables-legacy.
 	Legacy bool
+	// IPv6 and TCP say for which packets the ruleset is, in place of IPv4 and UDP.
+	IPv6, TCP bool
 	// Constructs are the names of what the ruleset has.
 	Constructs []string
 
@@ -49,6 +52,7 @@ func (r *Ruleset) String() string {
 // Generate draws a ruleset, for one number always the same.
 func Generate(seed uint64) *Ruleset {
 	r := &Ruleset{Seed: seed, Tables: map[string]bool{}, random: rand.New(rand.NewPCG(seed, 33))}
+	r.IPv6, r.TCP = r.below(3) == 0, r.below(3) == 0
 	switch r.below(4) {
 	case 0, 1:
 		r.nft()
@@ -60,7 +64,17 @@ func Generate(seed uint64) *Ruleset {
 	if r.below(4) == 0 {
 		r.nft()
 	}
-	r.drawRouting()
+	if r.below(4) == 0 {
+		r.devices()
+	}
+	if r.IPv6 {
+		r.translate("IPv6", toIPv6)
+	} else {
+		r.drawRouting()
+	}
+	if r.TCP {
+		r.translate("TCP", toTCP)
+	}
 	slices.Sort(r.Constructs)
 	r.Constructs = slices.Compact(r.Constructs)
 	return r
@@ -90,6 +104,7 @@ const sets = `	set seen { type ipv4_addr; size 1000; flags dynamic; }
 	set limited { type ipv4_addr; flags dynamic; size 100; elements = { 10.244.1.250 limit rate over 1/hour burst 1 packets, 198.51.100.7 limit rate 1/hour burst 1 packets }; }
 	map marks { type ipv4_addr : mark; elements = { 10.244.1.250 : 0x1, 198.51.100.7 : 0x2 }; }
 	map to { type ipv4_addr : ipv4_addr . inet_service; elements = { 10.96.0.10 : 10.244.1.6 . 5353 }; }
+	map next { type ipv4_addr : ipv4_addr; elements = { 10.96.0.10 : 192.168.0.77, 10.244.1.5 : 192.168.0.77 }; }
 	map ways { type inet_service : verdict; elements = { 53 : jump more, 5353 : accept }; }
 	counter hits { }
 	quota much { over 1 mbytes }
@@ -98,7 +113,7 @@ const sets = `	set seen { type ipv4_addr; size 1000; flags dynamic; }
 
 var matches = []construct{
 	{"", "ip saddr 10.244.1.250"}, {"", "ip saddr 198.51.100.7"}, {"", "ip saddr != 10.244.0.0/16"}, {"", "ip daddr 10.96.0.10"}, {"", "ip daddr 192.0.2.0/24"},
-	{"", "ip daddr 10.244.1.5"}, {"", "udp dport 53"}, {"", "udp dport { 53, 30053 }"}, {"", "udp dport 5000-6000"}, {"", "udp dport > 1024"},
+	{"", "ip daddr 10.244.1.5"}, {"", "udp dport 53"}, {"", "udp dport 5353"}, {"", "ip saddr 10.244.1.0/24"}, {"", "ip daddr != 10.244.0.0/16"}, {"", "udp dport { 53, 30053 }"}, {"", "udp dport 5000-6000"}, {"", "udp dport > 1024"},
 	{"", "ip saddr . udp dport { 10.244.1.250 . 53, 198.51.100.7 . 53 }"}, {"", "ip saddr @clients"}, {"", "ip saddr != @clients"},
 	{"interval set", "ip saddr @networks"}, {"ranges of several fields", "ip daddr . udp dport @ports"}, {"set that packets fill", "ip saddr @seen"},
 	{"set that packets fill", "ip saddr . udp dport @early"}, {"limit of an element", "ip saddr @limited"}, {"ct state", "ct state new"}, {"ct state", "ct state established,related"},
@@ -115,7 +130,7 @@ var effects = []construct{
 	{"", "meta mark set 0x1"}, {"", "meta mark set meta mark | 0x2"}, {"mark of a map", "meta mark set ip saddr map @marks"}, {"ct mark", "ct mark set 0x2"}, {"ct mark", "meta mark set ct mark"},
 	{"ct mark", "ct mark set meta mark"}, {"add to a set", "add @seen { ip saddr }"}, {"update of a set", "update @early { ip saddr . udp dport }"}, {"delete from a set", "delete @seen { ip saddr }"},
 	{"limit of a set", "add @limited { ip saddr limit rate 1/hour burst 1 packets }"}, {"named counter", `counter name "hits"`}, {"counter", "counter"}, {"log", `log prefix "x" level debug`}, {"dscp", "ip dscp set cs1"},
-	{"priority", "meta priority set 0x1"},
+	{"priority", "meta priority set 0x1"}, {"dup", "dup to 192.168.0.77"}, {"dup", "dup to ip daddr map @next"},
 }
 
 var ends = []construct{
@@ -139,8 +154,15 @@ func (r *Ruleset) nft() {
 		b.WriteString(r.baseChain(i))
 	}
 	b.WriteString("}\n")
-	r.Parts = append(r.Parts, Part{"nft", []string{"-f", "-"}, b.String()})
+	text := b.String()
+	if strings.HasPrefix(name, "inet") {
+		text = withoutDup.Replace(text)
+	}
+	r.Parts = append(r.Parts, Part{"nft", []string{"-f", "-"}, text})
 }
+
+// withoutDup is for tables of family inet, in which nft takes no copies.
+var withoutDup = strings.NewReplacer("dup to 192.168.0.77", "counter", "dup to ip daddr map @next", "counter")
 
 func (r *Ruleset) baseChain(i int) string {
 	last := slices.Clone(ends)
@@ -163,6 +185,9 @@ func (r *Ruleset) baseChain(i int) string {
 		last = append(last, construct{"notrack", "meta l4proto udp notrack"}, construct{"notrack", "ip daddr 10.96.0.10 udp dport 53 notrack"})
 	case hook != "prerouting" && hook != "postrouting":
 		last = append(last, rejects...)
+		if hook != "output" {
+			last = append(last, construct{"synproxy", "tcp dport { 53, 5353 } synproxy mss 1460 wscale 7 timestamp sack-perm"})
+		}
 	}
 	if r.below(5) == 0 {
 		policy, first = "drop", "\t\tmeta l4proto != udp accept\n"
@@ -190,6 +215,68 @@ func (r *Ruleset) rules(n int, last []construct) string {
 		fmt.Fprintf(&b, "\t\t%s\n", strings.Join(words, " "))
 	}
 	return b.String()
+}
+
+// devices draws a table of bridges or of a device.
+func (r *Ruleset) devices() {
+	name := one(r, "bridge fw", "netdev fw", "inet dev")
+	r.Tables[name] = true
+	r.Constructs = append(r.Constructs, name[:strings.Index(name, " ")]+" of devices")
+	var chains strings.Builder
+	for i := range 1 + r.below(2) {
+		at := fmt.Sprintf("type filter hook %s device \"outside\" priority %d", one(r, "ingress", "egress"), r.below(3)-1)
+		switch name {
+		case "bridge fw":
+			at = fmt.Sprintf("type filter hook %s priority %d", one(r, "prerouting", "input", "forward", "output", "postrouting"), one(r, -300, -1, 1, 300))
+		case "inet dev":
+			at = strings.Replace(at, "egress", "ingress", 1)
+		}
+		fmt.Fprintf(&chains, "\tchain c%d { %s;\n", i, at)
+		for range 1 + r.below(3) {
+			fmt.Fprintf(&chains, "\t\t%s %s\n", one(r, deviceMatches...), one(r, "meta mark set 0x1", "accept", "meta l4proto udp drop", "meta mark set meta mark | 0x2 accept", "counter"))
+		}
+		chains.WriteString("\t}\n")
+	}
+	r.Parts = append(r.Parts, Part{"nft", []string{"-f", "-"}, "table " + name + " {\n" + chains.String() + "}\n"})
+}
+
+var deviceMatches = []string{
+	"ip saddr 10.244.1.250", "ip saddr 198.51.100.7", "ip daddr 10.96.0.10", "ip daddr 192.0.2.0/24", "ip daddr 10.244.1.5", "udp dport 53",
+	"meta mark 0x1", "ether type ip", "udp dport 53 ip daddr 10.96.0.10", "ip saddr != 10.244.0.0/16",
+}
+
+// toIPv6 and toTCP turn rules for datagrams of IPv4 into rules for other packets.
+var (
+	toIPv6 = strings.NewReplacer(
+		"10.244.1.6:5353", "[fd00:10:244:1::6]:5353", "198.51.100.0-198.51.100.7", "2001:db8:51::-2001:db8:51::7",
+		"10.244.1.0-10.244.1.255", "fd00:10:244:1::-fd00:10:244:1::ffff", "10.244.0.0/16", "fd00:10:244::/48", "10.244.1.250", "fd00:10:244:1::250",
+		"10.244.1.5", "fd00:10:244:1::5", "10.244.1.6", "fd00:10:244:1::6", "198.51.100.0/24", "2001:db8:51::/64", "198.51.100.7", "2001:db8:51::7",
+		"198.51.100.8", "2001:db8:51::8", "10.96.0.10", "fd00:10:96::10", "192.0.2.0/24", "2001:db8:2::/64", "192.0.2.10", "2001:db8:2::10",
+		"10.244.1.0/24", "fd00:10:244:1::/64", "192.168.0.77", "fd00:1::77", "192.168.0.1", "fd00:1::1", "10.0.0.0/8", "fd00:10::/32", "/32", "/128",
+		"ip protocol udp", "ip6 nexthdr udp", "ip ttl", "ip6 hoplimit", "ether type ip", "ether type ip6", "table ip ", "table ip6 ", "ip saddr", "ip6 saddr",
+		"ip daddr", "ip6 daddr", "ip dscp", "ip6 dscp", "snat ip to", "snat ip6 to", "dnat ip to", "dnat ip6 to", "ipv4_addr", "ipv6_addr",
+		"icmp type admin", "icmpv6 type admin", "icmp-admin-prohibited", "icmp6-adm-prohibited", "-m ttl --ttl-gt", "-m hl --hl-gt", "! -f", "")
+	toTCP = strings.NewReplacer(
+		"meta l4proto != udp accept", "meta l4proto != tcp accept\n\t\ttcp flags & (syn|ack) != syn accept",
+		"meta l4proto udp drop", "tcp flags & (syn|ack) == syn drop", "meta l4proto udp reject", "tcp flags & (syn|ack) == syn reject",
+		"-j DROP", "-m tcp --syn -j DROP", "-j REJECT", "-m tcp --syn -j REJECT", "udp", "tcp")
+)
+
+// translate rewrites all rules. The name is for the count of what was tried.
+func (r *Ruleset) translate(name string, by *strings.Replacer) {
+	r.Constructs = append(r.Constructs, name)
+	tables := map[string]bool{}
+	for table := range r.Tables {
+		tables[strings.TrimPrefix(by.Replace("table "+table), "table ")] = true
+	}
+	r.Tables = tables
+	for i := range r.Parts {
+		p := &r.Parts[i]
+		p.Text = by.Replace(p.Text)
+		if r.IPv6 && strings.HasPrefix(p.Program, "iptables") {
+			p.Program = "ip6" + strings.TrimPrefix(p.Program, "ip")
+		}
+	}
 }
 
 var xtMatches = []construct{
@@ -274,11 +361,14 @@ func (r *Ruleset) target(table, chain string) string {
 	if chain != "more" {
 		targets = append(targets, construct{"jump", "-j more"})
 	}
+	if table == "filter" {
+		targets = append(targets, construct{"NFQUEUE", "-p udp -j NFQUEUE --queue-num 7"}, construct{"NFQUEUE", "-p udp -j NFQUEUE --queue-num 7 --queue-bypass"})
+	}
 	switch {
 	case table == "raw":
 		targets = append(targets, construct{"NOTRACK", "-j NOTRACK"}, construct{"CT --notrack", "-d 10.96.0.10/32 -j CT --notrack"}, construct{"CT --notrack", "-p udp -j CT --notrack"})
 	case table == "mangle":
-		targets = append(targets, construct{"CONNMARK", "-j CONNMARK --set-xmark 0x2/0xffffffff"}, construct{"CONNMARK", "-j CONNMARK --restore-mark"}, construct{"MARK", "-j MARK --set-xmark 0x0/0xffffffff"}, construct{"TOS", "-j TOS --set-tos 0x10"})
+		targets = append(targets, construct{"CONNMARK", "-j CONNMARK --set-xmark 0x2/0xffffffff"}, construct{"CONNMARK", "-j CONNMARK --restore-mark"}, construct{"MARK", "-j MARK --set-xmark 0x0/0xffffffff"}, construct{"TOS", "-j TOS --set-tos 0x10"}, construct{"TEE", "-p udp -j TEE --gateway 192.168.0.77"})
 		if chain == "more" {
 			break
 		}
