@@ -55,9 +55,16 @@ func (l *linearizer) load(c Concat) { l.loadFrom(0, c) }
 func (l *linearizer) loadFrom(i int, c Concat) {
 	scratch := register(i + c.Len()/4 + 4)
 	for _, e := range c {
-		l.add(e.loadVia(register(i), scratch)...)
+		l.loadVia(e, register(i), scratch)
 		i += netlinkattr.Padded(e.dataType().length) / 4
 	}
+}
+
+func (l *linearizer) loadVia(e Expr, register, scratch uint32) {
+	if _, is := e.(Opaque); is { // nothing loads it, and comparing rules ignores the numbers of registers
+		l.refuse(fmt.Errorf("%q cannot be written", e))
+	}
+	l.add(e.loadVia(register, scratch)...)
 }
 
 // mask appends "register 1 = (register 1 & mask) ^ xor".
@@ -101,7 +108,7 @@ func (n NAT) linearize(l *linearizer) {
 	case both:
 		nat.RegProtoMin = register(port.Offset / 4)
 	case n.Port != nil:
-		l.add(n.Port.loadVia(unix.NFT_REG_2, unix.NFT_REG_4)...)
+		l.loadVia(n.Port, unix.NFT_REG_2, unix.NFT_REG_4)
 		nat.RegProtoMin = unix.NFT_REG_2
 	}
 	l.add(nat)
