@@ -70,18 +70,28 @@ func testKubeProxyProgramsWhatTheAPIServerHas(t *testing.T) {
 	sendFlows(t, l, g)
 
 	other, slice := serviceAt("other", "10.96.0.99", "10.244.1.5") // so that the list after the outage is not empty
+	frontends := func() (n int) {
+		table, err := c.ReadTable(t.Context(), nft.FamilyIP, compiler.TableName)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return table.Set("service-ips").Len()
+	}
+	before := frontends()
 	lab.Create(t, server, other, slice)
+	await.Until(t, "the other Service is in the kernel", func() error {
+		if n := frontends(); n != before+1 {
+			return fmt.Errorf("service-ips has %d elements, want %d", n, before+1)
+		}
+		return nil
+	})
 	server.Compact()
 	server.DropConnections()
 	service := &corev1.Service{}
 	service.Namespace, service.Name = "shop", "web"
 	lab.Delete(t, server, service)
 	await.Until(t, "a Service deleted during an outage is gone from the kernel", func() error {
-		table, err := c.ReadTable(t.Context(), nft.FamilyIP, compiler.TableName)
-		if err != nil {
-			return err
-		}
-		if n := table.Set("service-ips").Len(); n != 1 {
+		if n := frontends(); n != 1 {
 			return fmt.Errorf("service-ips has %d elements, want that of the other Service", n)
 		}
 		return nil

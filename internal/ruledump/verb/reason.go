@@ -144,6 +144,13 @@ func has[S nft.Statement](r *nft.Rule, matches func(S) bool) bool {
 	})
 }
 
+// isUntracked reports whether a rule kept the packet from connection tracking, as those of NodeLocal DNSCache do.
+func isUntracked(path evaluator.Path) bool {
+	return slices.ContainsFunc(path, func(s evaluator.Step) bool {
+		return s.Rule != nil && has(s.Rule, func(nft.Notrack) bool { return true })
+	})
+}
+
 // marksAt returns the place of the statement that sets the mark; -1 if the rule has none.
 func marksAt(r *nft.Rule) int {
 	return slices.IndexFunc(r.Statements, func(s nft.Statement) bool {
@@ -262,6 +269,9 @@ func (e *Explanation) why(o *Outcome, fate *evaluator.Fate, dialed *compiler.Fro
 	case ReasonAffinity:
 		return fmt.Sprintf("sent to the endpoint of %s that session affinity keeps the client at; %s", name, sourceText(o.SourceReason, fate.Path))
 	case ReasonNotService:
+		if isUntracked(fate.Path) {
+			return "left alone: a rule keeps it from connection tracking, and only packets that are tracked are translated"
+		}
 		return "left alone: no Service has this address and port here"
 	case ReasonNoEndpoints:
 		return fmt.Sprintf("refused: %s has no ready endpoint on any node", name)
