@@ -24,8 +24,8 @@
 //
 // Tables of other programs (nft.Conn.ReadOthers) run beside, with values of which bits may be unknown. Where an unknown
 // value makes a difference, there is a fate for each way, and Depends names the rules. A rule that is not modelled ends
-// the walk as Undecided: no definite fate follows a rule that is not known. The first packet of a connection has ct state new and mark 0. If
-// the caller does not name the incoming interface, such rules see the one of the route to the source.
+// the walk as Undecided: no definite fate follows a rule that is not known. The first packet of a connection has ct state
+// new and mark 0. If the caller does not name the incoming interface, it is that of the route to the source.
 //
 // It does not guess. If a packet meets a statement, field or verdict in the other tables that the package does not
 // model, or a field whose value the caller did not supply, the result is an error that names it. Not modelled are reply

@@ -329,15 +329,7 @@ func (w *walk) etherType() []byte {
 	return binary.BigEndian.AppendUint16(nil, unix.ETH_P_IP)
 }
 
-// incoming is the interface that the packet comes in by. If nobody has named it, for rules of other programs it is that of
-// the route to its source.
-func (s *statements) incoming() ifname {
-	if s.lenient() {
-		return s.walk.incoming()
-	}
-	return s.iif
-}
-
+// incoming is the interface that the packet comes in by. If nobody has named it, it is that of the route to the source.
 func (w *walk) incoming() ifname {
 	if name := w.routeTo(w.packet.Source.Addr()).Interface; w.iif.unknown != "" && name != "" && !w.atDevice {
 		return ifname{name: name}

@@ -2,6 +2,7 @@ package directreturn
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -9,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/model"
 )
@@ -56,6 +58,13 @@ func TestIPsec(t *testing.T) {
 	f.keeps(t, 4, true)
 	f.nodes[1].script(t, fmt.Sprintf(policies, "delete", ""))
 	f.nodes[1].proxy.Says(t, "nothing keeps this node from forwarding any more")
+	f.spread(t, 1)
+	await.Until(t, "what the log said is in the kernel", func() error {
+		if first := (connections{f.dialFrom(t, "tcp", families[0], 0)}); first.kept() == 0 {
+			return errors.New("a pod does not see its client's address")
+		}
+		return nil
+	})
 	f.keeps(t, 1, true)
 }
 
