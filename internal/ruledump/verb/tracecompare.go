@@ -24,7 +24,9 @@ type comparer struct {
 // use takes the rules to explain with.
 func (c *comparer) use(rules *ruledump.Snapshot) (err error) {
 	// The clients of session affinity, which are in no snapshot, come as candidate.added.
-	none := func(*nft.Table, string, nft.Data) (element nft.Element, found bool, err error) { return element, false, nil }
+	none := func(*nft.Table, string, nft.Data) (element nft.Element, found bool, err error) {
+		return element, false, nil
+	}
 	c.rules, c.evaluator = rules, evaluator.New(rules.Tables, evaluator.Host{Addresses: rules.Addresses, Lookup: none})
 	c.frontends, err = rules.Frontends()
 	return err
