@@ -131,6 +131,7 @@ func (c *cluster) timedStart(ctx context.Context, p contender, o options, s *spa
 }
 
 func (c *cluster) timeStart(ctx context.Context, proxy *process, begin time.Time, limit time.Duration, s *span, addrs []netip.AddrPort) error {
+	*s = span{}
 	serving, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	go func() {
