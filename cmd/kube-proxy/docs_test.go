@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/nftproxy/nftproxy/internal/testkit/marked"
 )
 
 var update = flag.Bool("update", false, "rewrite the tables of flags and metrics in docs/migration.md")
@@ -27,21 +27,7 @@ func readDocs(t *testing.T) string {
 // checkDocs compares what stands between two marks with what should, or writes it.
 func checkDocs(t *testing.T, mark, want string) {
 	t.Helper()
-	begin, end := "<!-- "+mark+" -->\n", "<!-- end of "+mark+" -->\n"
-	before, rest, ok1 := strings.Cut(readDocs(t), begin)
-	table, after, ok2 := strings.Cut(rest, end)
-	if !ok1 || !ok2 {
-		t.Fatalf("%s has no %q and %q", docs, begin, end)
-	}
-	if *update {
-		if err := os.WriteFile(docs, []byte(before+begin+want+end+after), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	if diff := cmp.Diff(want, table); diff != "" {
-		t.Errorf("%s is not up to date; run go test ./cmd/kube-proxy -update (-want +got):\n%s", docs, diff)
-	}
+	marked.Check(t, docs, mark, want, *update)
 }
 
 // tableBelow returns the rows of the first table below a heading.

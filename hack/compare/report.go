@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/nftproxy/nftproxy/hack/compare/figures"
+	"github.com/nftproxy/nftproxy/internal/testkit/marked"
 	"golang.org/x/sys/unix"
 )
 
@@ -191,16 +192,11 @@ const (
 
 // writeInto replaces the tables in a page.
 func (r *report) writeInto(page string) error {
-	text, err := os.ReadFile(page)
+	before, _, after, err := marked.Cut(page, beginMark, endMark)
 	if err != nil {
 		return err
 	}
-	before, rest, found := strings.Cut(string(text), beginMark)
-	_, after, closed := strings.Cut(rest, endMark)
-	if !found || !closed {
-		return fmt.Errorf("%s lacks the line %q or %q after it", page, strings.TrimSpace(beginMark), strings.TrimSpace(endMark))
-	}
 	var tables strings.Builder
 	r.print(&tables)
-	return os.WriteFile(page, []byte(before+beginMark+"\n"+tables.String()+endMark+after), 0o644)
+	return os.WriteFile(page, []byte(before+"\n"+tables.String()+after), 0o644)
 }

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/nftproxy/nftproxy/internal/testkit/marked"
 )
 
 // Between these the page is generated.
@@ -20,16 +22,11 @@ const (
 
 // writeReport replaces the tables in a page.
 func writeReport(page string, versions []string, all results) error {
-	text, err := os.ReadFile(page)
+	before, _, after, err := marked.Cut(page, beginMark, endMark)
 	if err != nil {
 		return err
 	}
-	before, rest, found := strings.Cut(string(text), beginMark)
-	_, after, closed := strings.Cut(rest, endMark)
-	if !found || !closed {
-		return fmt.Errorf("%s lacks the line %q or %q after it", page, strings.TrimSpace(beginMark), strings.TrimSpace(endMark))
-	}
-	return os.WriteFile(page, []byte(before+beginMark+table(versions, all)+commits(all)+skips(versions, all)+endMark+after), 0o644)
+	return os.WriteFile(page, []byte(before+table(versions, all)+commits(all)+skips(versions, all)+after), 0o644)
 }
 
 // table has a row for each suite, and a column for each kernel.

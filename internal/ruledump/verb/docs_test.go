@@ -3,37 +3,17 @@ package verb
 import (
 	"cmp"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"testing"
 
-	gocmp "github.com/google/go-cmp/cmp"
+	"github.com/nftproxy/nftproxy/internal/testkit/marked"
 	"github.com/spf13/pflag"
 )
 
 // The options in docs/ruledump.md are those that --help prints.
 func TestOptionsInDocs(t *testing.T) {
-	const page, begin, end = "../../../docs/ruledump.md", "<!-- options -->\n", "<!-- end of options -->\n"
-	text, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
-	before, rest, ok1 := strings.Cut(string(text), begin)
-	table, after, ok2 := strings.Cut(rest, end)
-	if !ok1 || !ok2 {
-		t.Fatalf("%s has no %q and %q", page, begin, end)
-	}
-	want := optionsTable()
-	if *update {
-		if err := os.WriteFile(page, []byte(before+begin+want+end+after), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	if diff := gocmp.Diff(table, want); diff != "" {
-		t.Errorf("%s (-page +--help); `make golden` accepts the change:\n%s", page, diff)
-	}
+	marked.Check(t, "../../../docs/ruledump.md", "options", optionsTable(), *update)
 }
 
 // optionsTable has a row for each option, or for each meaning of one.
