@@ -154,29 +154,34 @@ func (f *fabric) steps(t *testing.T) []step {
 	}
 }
 
+// sendDatagrams sends a datagram from each of many ports of a client, always the same ones.
+func (f *fabric) sendDatagrams(t *testing.T, family model.Family, client, ports int) {
+	t.Helper()
+	must(t, f.client.Do(func() error {
+		for port := range ports {
+			c, err := dial("udp", netip.AddrPortFrom(clientAddr(family, client), uint16(20000+port)), netip.AddrPortFrom(direct.addr(family), 80).String())
+			if err != nil {
+				return err
+			}
+			if _, err := c.Write([]byte("count\n")); err != nil {
+				return err
+			}
+			c.Close()
+		}
+		return nil
+	}))
+}
+
 // expectSpread sends a datagram of each of many flows, and fails if an endpoint gets 5 % more or less than its share.
 // Addresses and ports are the same in each run, and so is the spread.
 func (f *fabric) expectSpread(t *testing.T, counted *datagrams) {
 	t.Helper()
 	const ports = 120
-	must(t, f.client.Do(func() error {
-		for _, family := range families {
-			to := netip.AddrPortFrom(direct.addr(family), 80).String()
-			for i := range clients {
-				for port := range ports {
-					c, err := dial("udp", netip.AddrPortFrom(clientAddr(family, i), uint16(20000+port)), to)
-					if err != nil {
-						return err
-					}
-					if _, err := c.Write([]byte("count\n")); err != nil {
-						return err
-					}
-					c.Close()
-				}
-			}
+	for _, family := range families {
+		for client := range clients {
+			f.sendDatagrams(t, family, client, ports)
 		}
-		return nil
-	}))
+	}
 	const all = int64(len(families) * clients * ports)
 	var got []int64
 	await.Until(t, "all datagrams arrive", func() error {

@@ -353,19 +353,7 @@ func TestSourceRanges(t *testing.T) {
 	for _, family := range families {
 		for client, refused := range map[int]bool{0: false, 1: true} {
 			before := others()
-			must(t, w.client.Do(func() error {
-				for port := range sent {
-					c, err := dial("udp", netip.AddrPortFrom(clientAddr(family, client), uint16(20000+port)), netip.AddrPortFrom(direct.addr(family), 80).String())
-					if err != nil {
-						return err
-					}
-					if _, err := c.Write([]byte("count\n")); err != nil {
-						return err
-					}
-					c.Close()
-				}
-				return nil
-			}))
+			w.sendDatagrams(t, family, client, sent)
 			time.Sleep(200 * time.Millisecond)
 			if got := others() - before; refused != (got < sent/2) {
 				t.Errorf("%s: of %d datagrams of a client, refused %v, node 1 sends %d on", family, sent, refused, got)
