@@ -52,7 +52,7 @@ another node. From outside a node, kubectl-nftproxy runs it there: "kubectl nftp
 // commands returns the subcommands.
 func commands() []*cobra.Command {
 	return []*cobra.Command{
-		newServicesCommand(), newExplainCommand(), newDiffCommand(), newStatsCommand(), newGraphCommand(),
+		newCheckCommand(), newServicesCommand(), newExplainCommand(), newDiffCommand(), newStatsCommand(), newGraphCommand(),
 		newConnectionsCommand(), newTopCommand(), newWatchCommand(), newTraceCommand(), newReportCommand(),
 		newPreflightCommand(), newCompileCommand(), newLiveCommand(), newSchemaCommand(), newManCommand(),
 	}
@@ -210,7 +210,7 @@ a new apiVersion; readers ignore those that they do not know.`,
 // Exit statuses besides 0. 1 and 2 are diff(1)'s.
 const (
 	// exitDifferent is for a difference that the diff command found, and for what the
-	// preflight command wants to be looked at.
+	// preflight command wants to be looked at, and for what the check command found broken.
 	exitDifferent = 1
 	// exitFailed is for everything that could not be done, and for a command line that makes no sense.
 	exitFailed = 2
@@ -218,8 +218,11 @@ const (
 	exitStop = 3
 )
 
-// errDifferent ends the commands diff and preflight with exitDifferent. It is not printed.
+// errDifferent ends the commands check, diff and preflight with exitDifferent. It is not printed.
 var errDifferent = errors.New("there is a difference")
+
+// errUnknown ends the check command with exitFailed. It is not printed.
+var errUnknown = errors.New("it is not known whether everything works")
 
 // Execute runs the command and returns the exit status.
 func Execute(root *cobra.Command) int {
@@ -240,6 +243,8 @@ func Execute(root *cobra.Command) int {
 		return exitDifferent
 	case errors.Is(err, errStop):
 		return exitStop
+	case errors.Is(err, errUnknown):
+		return exitFailed
 	}
 	p := &Page{} // the error may name a table of a dump
 	p.printf("ruledump: %s\n", strings.TrimSpace(err.Error()))
