@@ -21,6 +21,10 @@ func (w *walk) sendCopy(to netip.Addr) error {
 		if on, err := c.traverse(hook); err != nil {
 			return err
 		} else if !on {
+			if c.fate.Result == Refused { // the packet's sender gets the answer, whatever becomes of the packet itself
+				c.fate.Result = Undecided
+				c.fate.Path[len(c.fate.Path)-1].Verdict = "refuses the copy, and the sender of the packet gets the answer"
+			}
 			c.fate.Path = append(w.fate.Path[:len(w.fate.Path):len(w.fate.Path)], c.fate.Path...)
 			w.fate.Depends = append(w.fate.Depends[:len(w.fate.Depends):len(w.fate.Depends)], c.fate.Depends...)
 			w.fate.Path = c.fate.Path

@@ -88,9 +88,45 @@ func (d device) departure() []stage {
 	return stages
 }
 
-// bridge walks a packet that leaves by the bridge that it came in by, behind prerouting: with br_netfilter the bridge
-// forwards it, and calls the hooks of IP.
-func (w *walk) bridge(in, out device) (bool, error) {
+// isBehind reports whether a host with the address may be behind the bridge.
+func (w *walk) isBehind(bridge device, addr netip.Addr) bool {
+	return slices.Contains(w.ports[bridge.name], w.host.BridgePorts[addr]) || w.host.best(mainTable, addr).Interface == bridge.name
+}
+
+// forwardTranslated walks a packet whose destination a rule has changed, behind prerouting at a port of a bridge. Whatever
+// Ethernet address the packet was sent to, br_netfilter asks the routes, and has the bridge forward what they send back to
+// the bridge (br_nf_pre_routing_finish).
+func (w *walk) forwardTranslated(in device) (bool, error) {
+	if !w.leave() {
+		return false, nil
+	}
+	if w.oif.name != in.name {
+		return w.forwardRouted(in)
+	}
+	return w.bridge(in)
+}
+
+// bridgeOrForward walks a packet to another host behind the bridge that it came in by, behind prerouting. If the sender has
+// sent it to the Ethernet address of this host, the bridge forwards it, and no route and no policy of IPsec counts. If it has
+// sent it to the bridge's address, as pods do to which all others are beyond a gateway, the node routes it.
+func (w *walk) bridgeOrForward(in device) (bool, error) {
+	ways := []func() (bool, error){func() (bool, error) { return w.bridge(in) }, func() (bool, error) { return w.forward(in) }}
+	chosen, matters, err := w.choose(nil, ways)
+	if err != nil {
+		return false, err
+	}
+	if matters {
+		verdict := [...]string{"if the packet was sent to the Ethernet address of its destination", "if the packet was sent to the Ethernet address of " + in.name}
+		w.dependsOn(Step{Kind: StepBridge, Hook: w.hook, Verdict: verdict[chosen]})
+	}
+	return ways[chosen]()
+}
+
+// bridge walks a packet that the bridge forwards, behind prerouting. br_netfilter calls the hooks of IP, with the bridge as
+// both interfaces.
+func (w *walk) bridge(in device) (bool, error) {
+	w.oif = in.ifname
+	out := w.device(w.oif, w.destination.Addr())
 	w.note("routing: bridged")
 	if on, err := w.pass(stage{nft.FamilyBridge, nft.HookPrerouting, in.port, ifname{}, behindIP}); !on {
 		return false, err
@@ -111,7 +147,11 @@ func (w *walk) bridge(in, out device) (bool, error) {
 	if on, err := w.traverse(nft.HookPostrouting); !on {
 		return false, err
 	}
-	return w.pass(stage{nft.FamilyNetdev, nft.HookEgress, ifname{}, out.port, whole})
+	on, err := w.pass(stage{nft.FamilyNetdev, nft.HookEgress, ifname{}, out.port, whole})
+	if on {
+		w.fate.Interface = w.oif.name
+	}
+	return on, err
 }
 
 // pass runs the chains of the stages. It reports whether the packet continues.

@@ -104,6 +104,46 @@ func devicePacket(from, to string, local bool) Packet {
 	}
 }
 
+// The Ethernet address to which a packet was sent decides whether the bridge that it came in by forwards it, or the node.
+func TestBridgeOrNode(t *testing.T) {
+	blocks := Policy{Direction: "fwd", Source: netip.MustParsePrefix("10.244.1.1/32"), Destination: netip.MustParsePrefix("0.0.0.0/0"), Block: true}
+	translation := &Connection{Destination: netip.MustParseAddrPort("10.244.1.2:80")}
+	for _, tt := range []struct {
+		name, to   string
+		connection *Connection
+		policies   []Policy
+		want       []string
+	}{
+		{"makes no difference", "10.244.1.2", nil, nil, []string{"delivered"}},
+		{"makes a difference", "10.244.1.2", nil, []Policy{blocks}, []string{
+			"delivered: if the packet was sent to the Ethernet address of its destination", "dropped: if the packet was sent to the Ethernet address of cni0"}},
+		{"does not matter for a translated packet, which is bridged", "10.96.0.10", translation, []Policy{blocks}, []string{"delivered"}},
+		{"does not matter for a packet that leaves by another interface", "203.0.113.1", nil, []Policy{blocks}, []string{"dropped"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			host := deviceHost
+			host.BridgeFilters, host.Policies = []nft.Family{nft.FamilyIP}, tt.policies
+			packet := devicePacket("10.244.1.1", tt.to, false)
+			packet.Connection = tt.connection
+			fates, err := New(deviceTables(""), host).Fates(packet)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, f := range fates {
+				text := f.Result.String()
+				for _, d := range f.Depends {
+					text += ": " + d.Verdict
+				}
+				got = append(got, text)
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("-want +got:\n%s\n%s", diff, fates)
+			}
+		})
+	}
+}
+
 // Where the port of a bridge is not known, the fate depends on a chain that makes a difference.
 func TestDeviceNotKnown(t *testing.T) {
 	for drops, want := range map[string][]string{

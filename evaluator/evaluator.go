@@ -18,8 +18,9 @@
 //   - accept ends the base chain, but not the hook. drop and reject end everything.
 //   - A device calls its chains of family netdev when a packet comes in, and when it leaves. A bridge calls those of
 //     family bridge: for a packet that it hands up (prerouting, input) or that leaves by it (output, postrouting). With
-//     br_netfilter, prerouting of IP runs at the port, before input of the bridge; and a packet that leaves by the bridge
-//     that it came in by is forwarded by the bridge.
+//     br_netfilter, prerouting of IP runs at the port, before input of the bridge. A packet that leaves by the bridge that
+//     it came in by is forwarded by the bridge, if a rule has changed its destination. Otherwise the bridge or the node
+//     forwards it: the Ethernet address to which it was sent decides, which is not known.
 //   - In output, oifname is the interface towards the destination before translation.
 //
 // Tables of other programs (nft.Conn.ReadOthers) run beside, with values of which bits may be unknown. Where an unknown
@@ -162,7 +163,7 @@ func (e *Evaluator) Fates(p Packet, added ...Added) (Fates, error) {
 	var fates Fates
 	d := &draws{}
 	statements := 0
-	seen := &others{found: map[lookedUp]answer{}, ordered: map[arrival]bool{}}
+	seen := &others{found: map[lookedUp]answer{}, matters: map[arrival]bool{}}
 	for {
 		w := newWalk(e, p, added, d)
 		w.others = seen

@@ -32,7 +32,7 @@ type Fate struct {
 	Path Path
 	// Depends are rules of other programs on which the fate depends. Whether they match is not known; the Verdict says
 	// which of both this fate is for, or why the walk ended there. A Step without a Rule is a chain (StepOrder,
-	// StepDevices or StepUnknown).
+	// StepDevices or StepUnknown), or a bridge (StepBridge).
 	Depends []Step
 
 	sent netip.AddrPort

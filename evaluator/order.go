@@ -19,8 +19,9 @@ const (
 // others keeps what the walks of one packet have in common: the elements that the kernel found.
 type others struct {
 	found map[lookedUp]answer
-	// ordered says of chains with one priority whether their order makes a difference.
-	ordered map[arrival]bool
+	// matters says where it makes a difference which of several ways the packet takes: the order of chains with one priority,
+	// or whether a bridge or the node forwards it.
+	matters map[arrival]bool
 	// spent counts the statements and chains of all walks, also of those that only tell whether something matters.
 	spent int
 }
@@ -31,8 +32,8 @@ func (o *others) spend(statements int) bool {
 	return o.spent > maxAllStatements
 }
 
-// arrival is a packet before the chains of one priority, of which first is one. Devices may share chains, and a packet
-// comes to those of more than one.
+// arrival is a packet before the chains of one priority, of which first is one, or behind prerouting at a port of a bridge.
+// Devices may share chains, and a packet comes to those of more than one.
 type arrival struct {
 	first    *nft.Chain
 	hook     nft.Hook
@@ -124,6 +125,7 @@ func (w *walk) meet(c baseChain, at place) (nft.Verdict, error) {
 // last: if that makes a difference, each table is the first one in turn, and before all the one that was made last.
 func (w *walk) runTogether(chains []baseChain) (bool, error) {
 	var orders [][]baseChain
+	var ways []func() (bool, error)
 	for i, c := range chains {
 		if i == 0 || c.Table != chains[i-1].Table {
 			isFirst := func(o baseChain) bool { return o.Table == c.Table }
@@ -131,32 +133,44 @@ func (w *walk) runTogether(chains []baseChain) (bool, error) {
 			if len(orders) == maxOrders {
 				return false, fmt.Errorf("more than %d tables have chains of the hook %s with priority %d", maxOrders, w.hook, runsAt(c.chain))
 			}
-			orders = append(orders, append(first, slices.DeleteFunc(slices.Clone(chains), isFirst)...))
+			order := append(first, slices.DeleteFunc(slices.Clone(chains), isFirst)...)
+			orders = append(orders, order)
+			ways = append(ways, func() (bool, error) { return w.runChains(order) })
 		}
 	}
 	if len(orders) == 1 {
 		return w.runChains(chains)
 	}
-	at := arrival{chains[0].chain, w.hook, w.iif, w.oif, w.state()}
-	matters, known := w.others.ordered[at]
-	if !known {
-		var err error
-		if matters, err = w.orderMatters(orders); err != nil {
-			return false, err
-		}
-		w.others.ordered[at] = matters
-	}
-	if !matters {
+	chosen, matters, err := w.choose(chains[0].chain, ways)
+	switch {
+	case err != nil:
+		return false, err
+	case !matters:
 		return w.runChains(chains)
 	}
-	chosen := orders[w.draws.draw(uint32(len(orders)))]
-	first := place{Table: chosen[0].Table, chain: chosen[0].chain}
-	w.dependsOn(w.newStep(StepOrder, first, nil, "if it runs before other tables' chains of its priority"))
-	return w.runChains(chosen)
+	first := orders[chosen][0]
+	w.dependsOn(w.newStep(StepOrder, place{Table: first.Table, chain: first.chain}, nil, "if it runs before other tables' chains of its priority"))
+	return ways[chosen]()
 }
 
-// orderMatters reports whether the order of chains makes a difference to the packet. It ends where Fates gives up.
-func (w *walk) orderMatters(orders [][]baseChain) (matters bool, err error) {
+// choose draws one of the ways that a packet may take from here, if they make a difference. Otherwise it chooses the first.
+func (w *walk) choose(first *nft.Chain, ways []func() (bool, error)) (chosen int, matters bool, err error) {
+	at := arrival{first, w.hook, w.iif, w.oif, w.state()}
+	matters, known := w.others.matters[at]
+	if !known {
+		if matters, err = w.differ(ways); err != nil {
+			return 0, false, err
+		}
+		w.others.matters[at] = matters
+	}
+	if matters {
+		chosen = int(w.draws.draw(uint32(len(ways))))
+	}
+	return chosen, matters, nil
+}
+
+// differ reports whether the ways make a difference to the packet. It ends where Fates gives up.
+func (w *walk) differ(ways []func() (bool, error)) (matters bool, err error) {
 	before := *w
 	defer func() { *w = before }()
 	before.fate.Path, before.fate.Depends = slices.Clip(before.fate.Path), slices.Clip(before.fate.Depends)
@@ -167,13 +181,13 @@ func (w *walk) orderMatters(orders [][]baseChain) (matters bool, err error) {
 		decided *nft.Chain
 	}
 	var first map[end]bool
-	for _, chains := range orders {
+	for _, way := range ways {
 		ends, answers := map[end]bool{}, &draws{}
 		statements := 0
 		for paths := 0; paths == 0 || paths < maxPaths && statements <= maxAllStatements && answers.next(); paths++ {
 			*w = before
 			w.draws = answers
-			on, err := w.runChains(chains)
+			on, err := way()
 			if err != nil {
 				return false, err
 			}

@@ -14,7 +14,7 @@ type Path []Step
 // StepKind says what happened in a Step.
 type StepKind uint8
 
-// The kinds of steps. The last three are in Fate.Depends.
+// The kinds of steps. The last four are in Fate.Depends.
 const (
 	// StepRule is a rule that matched.
 	StepRule StepKind = iota
@@ -35,6 +35,9 @@ const (
 	StepDevices
 	// StepOrder is a chain of which it is not known whether it runs before other tables' chains of its priority.
 	StepOrder
+	// StepBridge is the choice between a bridge and the node, where it is not known which of them forwards the packet. The
+	// Step has no Table, Chain and Rule.
+	StepBridge
 )
 
 // Step is a rule that matched or set the mark, the end of a chain without a decision, or a decision of the kernel.

@@ -154,29 +154,42 @@ func (w *walk) arrive() (bool, error) {
 	if on, err := w.traverse(nft.HookPrerouting); !on {
 		return false, err
 	}
-	local := w.host.isLocal(w.destination.Addr())
-	if !local {
-		w.routingMark = w.mark
-		if !w.leave() {
-			return false, nil
-		}
-		if out := w.device(w.oif, w.destination.Addr()); in.filtered && out.name == in.name {
-			on, err := w.bridge(in, out)
-			if on {
-				w.fate.Interface = w.oif.name
-			}
-			return on, err
-		}
+	w.routingMark = w.mark
+	switch {
+	case w.host.isLocal(w.destination.Addr()):
+		return w.deliver(in)
+	case in.filtered && w.destination.Addr() != w.packet.Destination.Addr():
+		return w.forwardTranslated(in)
+	case in.filtered && w.isBehind(in, w.destination.Addr()):
+		return w.bridgeOrForward(in)
 	}
+	return w.forward(in)
+}
+
+// deliver walks a packet to a process of the node, behind prerouting.
+func (w *walk) deliver(in device) (bool, error) {
 	if on, err := w.pass(in.handedUp()...); !on {
 		return false, err
 	}
-	if local {
-		w.note("routing: to a process of the node")
-		on, err := w.traverse(nft.HookInput)
-		on = on && w.permits("in")
-		w.fate.Local = on
-		return on, err
+	w.note("routing: to a process of the node")
+	on, err := w.traverse(nft.HookInput)
+	on = on && w.permits("in")
+	w.fate.Local = on
+	return on, err
+}
+
+// forward walks a packet that the node routes, behind prerouting.
+func (w *walk) forward(in device) (bool, error) {
+	if !w.leave() {
+		return false, nil
+	}
+	return w.forwardRouted(in)
+}
+
+// forwardRouted is forward behind the routing decision.
+func (w *walk) forwardRouted(in device) (bool, error) {
+	if on, err := w.pass(in.handedUp()...); !on {
+		return false, err
 	}
 	w.note("routing: forwarded")
 	if !w.permits("fwd") || !w.permits("out") {

@@ -24,6 +24,7 @@ import (
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -100,7 +101,24 @@ func newForeignBench(t *testing.T) *foreignBench {
 		b.use(len(b.labs) - 1)
 		b.serve(t)
 	}
+	b.bridgeToSecond(t)
 	return b
+}
+
+// bridgeToSecond has the client behind the bridge send to the second endpoint's Ethernet address, as pods of most network
+// plugins with a bridge do. All other packets of pods go to the node's.
+func (b *foreignBench) bridgeToSecond(t *testing.T) {
+	t.Helper()
+	link, err := b.Client.Routes().LinkByName("eth0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, addr := range []netip.Addr{foreignEndpoints[1].IPv4, foreignEndpoints[1].IPv6} {
+		to := &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(addr.BitLen(), addr.BitLen())}
+		if err := b.Client.Routes().RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: to, Scope: netlink.SCOPE_LINK}); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // use has what follows happen in one of the labs.
@@ -251,11 +269,6 @@ func (b *foreignBench) try(t *testing.T, r *foreign.Ruleset) {
 	if r.TCP {
 		network = "tcp"
 	}
-	// Pods of the lab send all packets to the node. Those of a network plugin with a bridge send to each other by it.
-	toPod, podAddrs := b.Client, lab.ClientAddrs
-	if b.Lab == b.labs[1] {
-		toPod, podAddrs = b.Outside, lab.OutsideAddrs
-	}
 	for i, flow := range []struct {
 		host *lab.Host
 		from lab.Addrs
@@ -264,7 +277,8 @@ func (b *foreignBench) try(t *testing.T, r *foreign.Ruleset) {
 	}{
 		{b.Client, lab.ClientAddrs, foreignClusterIP, foreignPort}, {b.Outside, lab.OutsideAddrs, foreignExternal, foreignPort},
 		{b.Outside, lab.SecondOutsideAddrs, lab.NodeAddrs, foreignNodePort}, {b.Node, lab.NodeAddrs, foreignClusterIP, foreignPort},
-		{toPod, podAddrs, foreignEndpoints[0], foreignTarget}, {b.Outside, lab.OutsideAddrs, lab.NodeAddrs, foreignTarget},
+		{b.Client, lab.ClientAddrs, foreignEndpoints[0], foreignTarget}, {b.Client, lab.ClientAddrs, foreignEndpoints[1], foreignTarget},
+		{b.Outside, lab.OutsideAddrs, lab.NodeAddrs, foreignTarget},
 	} {
 		from, to := of(flow.from), netip.AddrPortFrom(of(flow.to), flow.port)
 		if err := b.send(t, e, network, flow.host, from, to, fmt.Sprintf("%d/%d", r.Seed, i)); err != nil {

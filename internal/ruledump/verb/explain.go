@@ -200,7 +200,8 @@ type Outcome struct {
 	// DecidedBy is the rule of another program, or the chain with its policy, that ended the packet's way.
 	DecidedBy *step `json:"decidedBy,omitempty"`
 	// DependsOn has rules of other programs that may or may not match; the verdict says which of both this outcome
-	// is for. A chain without a rule may run before other tables' chains of its priority, or not at all.
+	// is for. A chain without a rule may run before other tables' chains of its priority, or not at all. Without a chain,
+	// a bridge or the node forwards the packet.
 	DependsOn []step `json:"dependsOn,omitempty"`
 	Path      []step `json:"path" jsonschema:"nullable"` // the rules that matched, and decisions of the kernel
 
@@ -346,8 +347,11 @@ func (s *step) name() string {
 
 // condition puts a step of DependsOn into words.
 func (s *step) condition() string {
-	if s.Kind == evaluator.StepOrder {
+	switch s.Kind {
+	case evaluator.StepOrder:
 		return "depends on the order of chains: " + s.name()
+	case evaluator.StepBridge:
+		return "depends on the sender: " + s.Verdict
 	}
 	return fmt.Sprintf("depends on %s (%s)", s.name(), s.Verdict)
 }

@@ -48,6 +48,15 @@ var routes = []route{
 		},
 	},
 	{
+		"ip xfrm policy add src 10.244.1.250 dst 0.0.0.0/0 dir fwd action block",
+		func() error {
+			return netlink.XfrmPolicyAdd(blocks(netlink.XFRM_DIR_FWD, "10.244.1.250/32", "0.0.0.0/0"))
+		},
+		func() error {
+			return netlink.XfrmPolicyDel(blocks(netlink.XFRM_DIR_FWD, "10.244.1.250/32", "0.0.0.0/0"))
+		},
+	},
+	{
 		"ip xfrm policy add src 0.0.0.0/0 dst 10.244.1.5 dir out action block",
 		func() error { return netlink.XfrmPolicyAdd(blocks(netlink.XFRM_DIR_OUT, "0.0.0.0/0", "10.244.1.5/32")) },
 		func() error { return netlink.XfrmPolicyDel(blocks(netlink.XFRM_DIR_OUT, "0.0.0.0/0", "10.244.1.5/32")) },
