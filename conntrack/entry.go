@@ -33,6 +33,10 @@ type Entry struct {
 	Packets, Bytes uint64
 }
 
+// Unanswered reports whether no packet has come back, and the kernel still waits for one: TCP in SYN_SENT, or a UDP flow
+// of one direction.
+func (e *Entry) Unanswered() bool { return !e.Answered && !e.Finished() }
+
 // entry returns the Entry of the kernel's entry.
 func (e *entry) entry() Entry {
 	e.details.Flow, e.details.Answered = e.flow, e.status&statusSeenReply != 0

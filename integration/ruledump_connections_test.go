@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/mdlayher/netlink"
 	"github.com/nftproxy/nftproxy/internal/ruledump/verb"
@@ -18,6 +19,7 @@ import (
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/ti-mo/conntrack"
+	routes "github.com/vishvananda/netlink"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 )
@@ -95,6 +97,7 @@ func flowText(source, server netip.AddrPort, packets, bytes uint64) string {
 func TestRuledumpConnections(t *testing.T) {
 	t.Run("are those of the kernel under churn", testRuledumpConnectionsAreTheKernels)
 	t.Run("to endpoints that are gone are marked", testRuledumpConnectionsUnserved)
+	t.Run("that nobody answers are told from the others", testRuledumpConnectionsUnanswered)
 	t.Run("are found by each cell of their row", testRuledumpConnectionsCells)
 	t.Run("are followed", testRuledumpConnectionsFollow)
 }
@@ -181,6 +184,53 @@ func testRuledumpConnectionsUnserved(t *testing.T) {
 	text := runRuledump(t, x.Node, "connections", "--unserved")
 	if want := fmt.Sprintf("%s  192.0.2.10:80/TCP  %s  no", c.LocalAddr(), server); !strings.Contains(text, want) {
 		t.Errorf("no %q in\n%s", want, text)
+	}
+}
+
+// One of two endpoints drops what it gets, as a firewall in a pod's own namespace does.
+func testRuledumpConnectionsUnanswered(t *testing.T) {
+	x := newTalks(t)
+	const silent = "10.244.1.6"
+	lab.Nft(t, x.HostOf(netip.MustParseAddr(silent)), "table ip t { chain c { type filter hook input priority 0; policy drop; }; }", "-f", "-")
+	answered, unanswered := 0, 0
+	for range 20 {
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		c, err := x.Outside.DialContext(ctx, "tcp", "192.0.2.10:80")
+		cancel()
+		if err != nil {
+			unanswered++
+			continue
+		}
+		defer c.Close()
+		answered++
+	}
+	if answered == 0 || unanswered == 0 {
+		t.Fatalf("%d connections are answered, %d are not", answered, unanswered)
+	}
+	all := x.connections(t, "--by=endpoint")
+	if len(all.Sums) != 2 || all.Unanswered != unanswered || all.Total != 20 {
+		t.Errorf("%+v", all)
+	}
+	for _, sum := range all.Sums {
+		want := 0
+		if sum.Of == silent+":8080" {
+			want = unanswered
+		}
+		if sum.Unanswered != want {
+			t.Errorf("%s has %d unanswered connections, want %d", sum.Of, sum.Unanswered, want)
+		}
+	}
+	if list := x.connections(t, "--unanswered", "--by=endpoint"); len(list.Sums) != 1 || list.Sums[0].Of != silent+":8080" || list.Total != unanswered {
+		t.Errorf("--unanswered: %+v", list)
+	}
+	if text := runRuledump(t, x.Node, "connections", "--unanswered", "-o=wide"); strings.Count(text, "SYN_SENT") != unanswered || strings.Contains(text, "no route") {
+		t.Errorf("%d connections are unanswered, and it prints\n%s", unanswered, text)
+	}
+	if err := x.Node.Routes().RouteReplace(&routes.Route{Dst: &net.IPNet{IP: net.ParseIP(silent).To4(), Mask: net.CIDRMask(32, 32)}, Type: unix.RTN_UNREACHABLE}); err != nil {
+		t.Fatal(err)
+	}
+	if list := x.connections(t, "--unanswered", "--by=node"); len(list.Sums) != 1 || list.Sums[0].Of != "no route" {
+		t.Errorf("without a route: %+v", list)
 	}
 }
 

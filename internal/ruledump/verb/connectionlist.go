@@ -19,7 +19,9 @@ type connectionOptions struct {
 	by       string
 	limit    int
 	unserved bool
-	watch    bool
+	// unanswered selects flows of which no packet came back.
+	unanswered bool
+	watch      bool
 	// listFailing lists flows beside the sums, if their endpoint does not serve, or if
 	// they did not come about or were reset.
 	listFailing bool
@@ -41,6 +43,10 @@ the flow. The kernel's rules say which Service an address belongs to. It needs C
 SERVES is "no" where the rules no longer have the endpoint for the Service, or where the flow
 was never translated. Changed rules do not move connections. Such flows come first.
 
+--unanswered prints the flows that wait for an answer: TCP in SYN_SENT, and UDP of one
+direction, which some protocols have on purpose. With --by endpoint it says which pods do not
+answer.
+
 BYTES and AGE are "-" unless the sysctls net.netfilter.nf_conntrack_acct and
 nf_conntrack_timestamp were on when the flow began.
 
@@ -52,6 +58,9 @@ Ctrl-C. --dump lists the flows of a report: those whose endpoint does not serve.
 
   # Which connections lead to endpoints that no longer serve?
   ruledump connections --unserved
+
+  # Which endpoints do not answer?
+  ruledump connections --unanswered --by endpoint
 
   # Which clients have most connections?
   ruledump connections -n shop web --by client
@@ -68,6 +77,7 @@ Ctrl-C. --dump lists the flows of a report: those whose endpoint does not serve.
 	_ = cmd.MarkFlagFilename("dump", "tar.gz")
 	flags.IntVar(&o.limit, "limit", defaultLimit, "how many lines to print; 0 for all")
 	flags.BoolVar(&o.unserved, "unserved", false, "only flows whose endpoint does not serve the Service")
+	flags.BoolVar(&o.unanswered, "unanswered", false, "only flows of which no packet has come back")
 	flags.BoolVarP(&o.watch, "watch", "w", false, "print flows as they begin and end")
 	_ = cmd.RegisterFlagCompletionFunc("by", cobra.FixedCompletions(sumsBy, cobra.ShellCompDirectiveNoFileComp))
 	format := newFormat("table", "wide", "name", "json")
@@ -128,6 +138,8 @@ type Connections struct {
 	Total    int `json:"total"`    // number of flows
 	Finished int `json:"finished"` // number of flows that have ended
 	Unserved int `json:"unserved"` // number of flows whose endpoint does not serve the address
+	// Unanswered: number of flows of which no packet has come back
+	Unanswered int `json:"unanswered"`
 	// Flows are at most --limit, with noEndpoint first; absent with --by. A report has the flows with noEndpoint
 	// alone, beside sums.
 	Flows []*serviceFlow `json:"connections,omitempty"`
@@ -153,7 +165,7 @@ type serviceFlow struct {
 	// Packets: in both directions; absent unless nf_conntrack_acct was on
 	Packets uint64 `json:"packets,omitempty"`
 	Bytes   uint64 `json:"bytes,omitempty"` // in both directions; absent unless nf_conntrack_acct was on
-	// Node: the gateway (via) or the device (dev) to which the node sends packets for the endpoint
+	// Node: the gateway (via) or the device (dev) to which the node sends packets for the endpoint, or "no route"
 	Node string `json:"node,omitempty"`
 	// name is the Service port, as the rules name it.
 	name string
@@ -165,6 +177,7 @@ type connectionSum struct {
 	Connections int    `json:"connections"`
 	Finished    int    `json:"finished"`
 	Unserved    int    `json:"unserved"`
+	Unanswered  int    `json:"unanswered"`
 	Packets     uint64 `json:"packets,omitempty"`
 	Bytes       uint64 `json:"bytes,omitempty"`
 }
@@ -196,10 +209,13 @@ func listConnections(ctx context.Context, index *flowIndex, o connectionOptions)
 	sums := map[sumKey]*connectionSum{}
 	add := func(e conntrack.Entry) {
 		f := index.find(&e)
-		if f == nil || o.unserved && !f.NoEndpoint {
+		if f == nil || o.leavesOut(f) {
 			return
 		}
 		list.Total++
+		if f.isUnanswered() {
+			list.Unanswered++
+		}
 		if f.Finished {
 			list.Finished++
 		}
@@ -265,9 +281,19 @@ func addSum(sums map[sumKey]*connectionSum, f *serviceFlow, by string, hops *nex
 	if f.NoEndpoint {
 		sum.Unserved++
 	}
+	if f.isUnanswered() {
+		sum.Unanswered++
+	}
 	sum.Packets += f.Packets
 	sum.Bytes += f.Bytes
 }
+
+// leavesOut reports whether the flags leave out a flow.
+func (o *connectionOptions) leavesOut(f *serviceFlow) bool {
+	return o.unserved && !f.NoEndpoint || o.unanswered && !f.isUnanswered()
+}
+
+func (f *serviceFlow) isUnanswered() bool { return !f.Answered && !f.Finished }
 
 func (f *serviceFlow) compare(other *serviceFlow) int {
 	return cmp.Or(cmp.Compare(f.name, other.name), cmp.Compare(f.Protocol, other.Protocol), f.Source.Compare(other.Source), f.Dialed.Compare(other.Dialed))
@@ -336,9 +362,9 @@ func (l *Connections) printSums(p *Page) {
 	if l.limit > 0 {
 		shown = shown[:min(l.limit, len(shown))]
 	}
-	head := []string{"SERVICE PORT", "PROTOCOL", strings.ToUpper(l.By), "CONNECTIONS", "FINISHED", "UNSERVED", "BYTES"}
+	head := []string{"SERVICE PORT", "PROTOCOL", strings.ToUpper(l.By), "CONNECTIONS", "FINISHED", "UNSERVED", "UNANSWERED", "BYTES"}
 	table(p, head, shown, func(s *connectionSum) []any {
-		return []any{s.ServicePort, s.Protocol, s.Of, s.Connections, s.Finished, s.Unserved, countText(s.Bytes, byteText)}
+		return []any{s.ServicePort, s.Protocol, s.Of, s.Connections, s.Finished, s.Unserved, s.Unanswered, countText(s.Bytes, byteText)}
 	}, func(s *connectionSum) bool { return s.Unserved > 0 })
 	p.more(len(l.Sums)-len(shown), "… and %d more; --limit 0 prints all\n")
 }
@@ -404,7 +430,7 @@ func followConnections(cmd *cobra.Command, index *flowIndex, format *outputForma
 			if err := index.refresh(cmd.Context()); err != nil {
 				return err
 			}
-			if told.serviceFlow = index.find(&e.Entry); told.serviceFlow == nil || o.unserved && !told.NoEndpoint {
+			if told.serviceFlow = index.find(&e.Entry); told.serviceFlow == nil || o.leavesOut(told.serviceFlow) {
 				return nil
 			}
 		}

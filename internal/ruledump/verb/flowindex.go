@@ -39,6 +39,10 @@ type dialedKey struct {
 	at       netip.AddrPort
 }
 
+func keyOf(f *compiler.Frontend) dialedKey {
+	return dialedKey{f.Family, f.Protocol, netip.AddrPortFrom(f.Addr, f.Port)}
+}
+
 var tableFamilies = map[model.Family]nft.Family{model.IPv4: nft.FamilyIP, model.IPv6: nft.FamilyIP6}
 
 // indexes makes cmd run with the filter of its arguments, and an index of the Services that it selects, or of all.
@@ -66,7 +70,7 @@ func (x *flowIndex) build(rules *ruledump.Snapshot) error {
 	x.rules, x.checked = rules, time.Now()
 	x.frontends, x.serving = map[dialedKey]*compiler.Frontend{}, map[*compiler.Frontend]map[netip.AddrPort]bool{}
 	for _, f := range frontends {
-		x.frontends[dialedKey{f.Family, f.Protocol, netip.AddrPortFrom(f.Addr, f.Port)}] = f
+		x.frontends[keyOf(f)] = f
 	}
 	x.serviceCIDRs = nil
 	if x.filter.isAll() || x.filter.prefix.IsValid() {

@@ -20,6 +20,9 @@ type nextHops struct {
 	err error
 }
 
+// noRoute stands for the next hop of an address that the node cannot reach.
+const noRoute = "no route"
+
 func newNextHops() (*nextHops, error) {
 	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -31,7 +34,7 @@ func newNextHops() (*nextHops, error) {
 func (n *nextHops) close() { n.handle.Close() }
 
 // to returns "via" and the gateway; "dev" and a device, if the node reaches the address without one, as it does its own
-// pods; "this node"; or "" for an address without a route.
+// pods; "this node"; noRoute for an address without a route; or "" if the device is gone.
 func (n *nextHops) to(addr netip.Addr) string {
 	hop, known := n.known[addr]
 	if !known {
@@ -48,7 +51,7 @@ func (n *nextHops) ask(addr netip.Addr) (string, error) {
 	routes, err := n.handle.RouteGet(addr.AsSlice())
 	switch {
 	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.EACCES), errors.Is(err, unix.EINVAL):
-		return "", nil // no route, or one of type unreachable, prohibit or blackhole
+		return noRoute, nil // none, or one of type unreachable, prohibit or blackhole
 	case err != nil || len(routes) == 0:
 		return "", err
 	case routes[0].Type == unix.RTN_LOCAL:

@@ -157,7 +157,7 @@ func TestSchema(t *testing.T) {
 	})
 	t.Run("connections, their events, and a report", func(t *testing.T) {
 		flow := &serviceFlow{Protocol: "TCP", connection: connection{State: "ESTABLISHED", NoEndpoint: true, Finished: true}, Begun: time.Now(), Packets: 1, Bytes: 1, Node: "dev eth0"}
-		sum := &connectionSum{sumKey{"shop/web", "TCP", "10.244.1.5"}, 1, 1, 1, 1, 1}
+		sum := &connectionSum{sumKey{"shop/web", "TCP", "10.244.1.5"}, 1, 1, 1, 1, 1, 1}
 		for _, document := range []any{
 			Connections{nodeDocument: nodeDocument{document: documentOf("Connections")}, Flows: []*serviceFlow{flow}},
 			Connections{nodeDocument: nodeDocument{document: documentOf("Connections")}, By: "client", Sums: []*connectionSum{sum}},
