@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"math"
 	"net/netip"
 	"runtime"
 	"runtime/metrics"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"github.com/nftproxy/nftproxy/internal/testkit/netns"
+	"github.com/nftproxy/nftproxy/internal/testkit/process"
 	"golang.org/x/sys/unix"
 )
 
@@ -193,6 +195,36 @@ func BenchmarkCheck(b *testing.B) {
 					}
 				}
 				b.ReportMetric(peak(), "peak-MB")
+			})
+		}
+	}
+}
+
+// A map that is as it should be: compared as it is listed, or refilled. CompareOptions.RefillFrom chooses.
+func BenchmarkRefill(b *testing.B) {
+	for _, n := range []int{25_000, 50_000, 75_000, 100_000, 150_000, 250_000} {
+		table := manyServices(n / 2)
+		table.Sets, table.Chains = table.Sets[1:], nil
+		for _, way := range []struct {
+			name string
+			from int
+		}{{"compare", 0}, {"refill", 1}} {
+			b.Run(fmt.Sprintf("%d/%s", n, way.name), func(b *testing.B) {
+				netns.EnterForTest(b)
+				c := dial(b)
+				commitAll(b, c, Replace(table))
+				awaitRehash(b, c, table)
+				least := time.Duration(math.MaxInt64)
+				for b.Loop() {
+					before := process.ProcessorTime(b)
+					tx, err := c.Compare(b.Context(), table, CompareOptions{RefillFrom: way.from})
+					if err != nil || tx.Empty() == (way.from > 0) {
+						b.Fatalf("%v, %.100s", err, tx)
+					}
+					commitAll(b, c, tx)
+					least = min(least, process.ProcessorTime(b)-before)
+				}
+				b.ReportMetric(least.Seconds()*1e3, "min-cpu-ms")
 			})
 		}
 	}

@@ -18,6 +18,10 @@ type CompareOptions struct {
 	Guard func(work func()) error
 	// ThroughCommits continues when somebody commits, instead of returning ErrGenerationMoved.
 	ThroughCommits bool
+	// RefillFrom, if not 0, is the number of elements from which on a map with values is not compared: the transaction
+	// flushes it and adds all wanted elements. The kernel's time for a listing grows with the square of a set's length, and
+	// for refilling with the length. The wanted table must not change until the transaction is committed.
+	RefillFrom int
 }
 
 // Compare lists the kernel's table and returns the transaction that turns it into want. The result is that of Diff
@@ -46,7 +50,7 @@ func (c *Conn) Compare(ctx context.Context, want *Table, options CompareOptions)
 	}
 	run := comparison{
 		reader: reader{conn: c, ctx: ctx, family: want.Family, table: want.Name, throughCommits: options.ThroughCommits},
-		guard:  options.Guard, want: want,
+		guard:  options.Guard, want: want, refillFrom: options.RefillFrom,
 	}
 	tx, err := run.run()
 	if errors.Is(err, unix.ENOENT) {
@@ -62,6 +66,8 @@ type comparison struct {
 	reader reader
 	guard  func(func()) error
 	want   *Table
+	// refillFrom is that of CompareOptions.
+	refillFrom int
 }
 
 func (c *comparison) run() (Transaction, error) {
@@ -100,6 +106,11 @@ func (c *comparison) compareElements(d *delta, pair setPair) error {
 	if pair.have == nil {
 		return c.guard(func() { d.compareElements(nil, pair.want) })
 	}
+	if c.refills(pair) {
+		d.add(Step{Op: FlushSet, Set: pair.want})
+		d.add(Step{Op: AddElements, Set: pair.want, All: true})
+		return nil
+	}
 	e := &elementComparison{set: pair.want}
 	var err error
 	if pair.want.Dynamic {
@@ -112,6 +123,13 @@ func (c *comparison) compareElements(d *delta, pair setPair) error {
 	}
 	d.addElements(pair.want, e.gone, e.added)
 	return nil
+}
+
+// refills reports whether a set is refilled. Elements with verdicts would have the kernel validate the table, those with
+// counters would lose their counts, and packets fill Dynamic sets.
+func (c *comparison) refills(pair setPair) bool {
+	want := pair.want
+	return c.refillFrom > 0 && max(pair.have.kernel.count, want.Len()) >= c.refillFrom && want.Data != nil && !want.Dynamic && !want.Counter
 }
 
 // taking returns a function that compares the elements of a message in one piece of work.

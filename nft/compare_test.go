@@ -82,6 +82,7 @@ func TestCompare(t *testing.T) {
 	t.Run("notices that a table without sets goes", testCompareNoticesThatTheTableGoes)
 	t.Run("through commits", testCompareThroughCommits)
 	t.Run("lists no set that packets add to", testCompareListsNoSetThatPacketsAddTo)
+	t.Run("refills maps with values alone", testCompareRefillsMapsWithValuesAlone)
 	t.Run("beside changes", testCompareBesideChanges)
 	t.Run("beside elements that go", testCompareBesideElementsThatGo)
 	t.Run("with a set that somebody emptied", testCompareWithASetThatSomebodyEmptied)
@@ -106,7 +107,7 @@ func testCompareFindsWhatDiffFinds(t *testing.T) {
 			r.Fatal(err)
 		}
 		checkComparisons(r, c, read, want)
-		commitAll(t, c, compare(r, c, want, CompareOptions{}))
+		commitAll(t, c, compare(r, c, want, CompareOptions{RefillFrom: rapid.IntRange(0, 3).Draw(r, "refill from")}))
 		if rest := compare(r, c, want, CompareOptions{}); !rest.Empty() {
 			r.Fatalf("after the repair there is still:\n%s", rest)
 		}
@@ -307,6 +308,44 @@ func testCompareListsNoSetThatPacketsAddTo(t *testing.T) {
 	tx = compare(t, c, want, CompareOptions{})
 	if got := tx.String(); got != "delete element ip kube-proxy affinity {\n\t*,\n}\n" {
 		t.Errorf("the repair of a catch-all is\n%s", got)
+	}
+}
+
+func testCompareRefillsMapsWithValuesAlone(t *testing.T) {
+	want := everything(FamilyIP)
+	counted := &Set{Name: "counted-values", Key: Concat{IPDaddr}, Data: Concat{IPDaddr}, Counter: true}
+	counted.Put(Element{Key: "\x0a\x00\x00\x01", Value: "\x0a\x00\x00\x02"})
+	want.Sets = append(want.Sets, counted)
+	var expected []string
+	for _, s := range want.Sets {
+		if s.Data != nil && !s.Dynamic && !s.Counter && s.Len() > 0 {
+			expected = append(expected, s.Name)
+		}
+	}
+	c, another := dialOver(t, want)
+	foreign := want.Set(expected[0]).Elements()[0]
+	commitAll(t, another, Transaction{Steps: []Step{{Op: DeleteElements, Table: want, Set: want.Set(expected[0]), Elements: []Element{foreign}}}})
+	tx := compare(t, c, want, CompareOptions{RefillFrom: 1})
+	var flushed, added []string
+	for _, s := range tx.Steps {
+		switch s.Op {
+		case FlushSet:
+			flushed = append(flushed, s.Set.Name)
+		case AddElements:
+			added = append(added, s.Set.Name)
+		default:
+			t.Errorf("another step: %s", s)
+		}
+	}
+	if !slices.Equal(flushed, expected) || !slices.Equal(added, expected) {
+		t.Errorf("flushed %q and added to %q, want %q", flushed, added, expected)
+	}
+	runNft(t, tx.String(), "-f", "-") // the text has the same effect
+	if rest := compare(t, c, want, CompareOptions{}); !rest.Empty() {
+		t.Errorf("after that there is still:\n%s", rest)
+	}
+	if tx := compare(t, c, want, CompareOptions{RefillFrom: 1000}); !tx.Empty() {
+		t.Errorf("short maps are refilled:\n%s", tx)
 	}
 }
 

@@ -234,7 +234,7 @@ func (d *delta) rebuilds(c *Chain) bool {
 // Sets are deleted before chains, because their elements may lead to chains.
 var stepOrder = []StepOp{
 	DeleteTable, DestroyTable, AddTable, AdoptTable,
-	FlushChain, DeleteElements, DeleteSet, DeleteChain, DeleteObject,
+	FlushChain, FlushSet, DeleteElements, DeleteSet, DeleteChain, DeleteObject,
 	AddSet, AddChain, AddRules, AddElements,
 }
 

@@ -113,6 +113,9 @@ func (e *encoder) step(s Step) error {
 	case DeleteSet:
 		a.Text(unix.NFTA_SET_NAME, s.Set.Name)
 		e.message(s, unix.NFT_MSG_DELSET, 0, a)
+	case FlushSet:
+		a.Text(unix.NFTA_SET_ELEM_LIST_SET, s.Set.Name)
+		e.message(s, unix.NFT_MSG_DELSETELEM, 0, a)
 	case AddChain:
 		return e.addChain(s, a)
 	case DeleteChain:

@@ -65,7 +65,7 @@ func (k *strictKernel) step(s Step) error {
 	switch s.Op {
 	case DeleteTable:
 		delete(k.tables, tableKey(s.Table))
-	case AddSet, DeleteSet, AddElements, DeleteElements:
+	case AddSet, DeleteSet, FlushSet, AddElements, DeleteElements:
 		return t.setStep(s)
 	default:
 		return t.chainStep(s)
@@ -92,6 +92,9 @@ func (t *Table) setStep(s Step) error {
 			return fmt.Errorf("in use by %s", user)
 		}
 		t.Sets = slices.DeleteFunc(t.Sets, func(o *Set) bool { return o == have })
+		return nil
+	case s.Op == FlushSet:
+		have.elements = nil
 		return nil
 	}
 	for e := range s.EachElement() {

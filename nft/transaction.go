@@ -76,6 +76,9 @@ const (
 	DeleteRule
 	AddElements
 	DeleteElements
+	// FlushSet deletes the elements of the set. Elements that the same transaction adds afterwards take their place at once:
+	// packets find the old ones or the new ones.
+	FlushSet
 	// DeleteObject deletes a stateful object or flowtable that no rule and no element refers to.
 	DeleteObject
 	// DestroyTable deletes the table with all it holds, if it is there.
@@ -92,6 +95,7 @@ func (s *Step) adds() bool { return strings.HasPrefix(stepNames[s.Op], "add") }
 var stepNames = [...]string{
 	AddTable: "add table", AdoptTable: "add table", DeleteTable: "delete table", DestroyTable: "delete table",
 	AddSet: "add", DeleteSet: "delete", DeleteObject: "delete",
+	FlushSet: "flush",
 	AddChain: "add chain", FlushChain: "flush chain", DeleteChain: "delete chain",
 	AddRules: "add rule", DeleteRule: "delete rule", AddElements: "add element", DeleteElements: "delete element",
 }
@@ -100,7 +104,7 @@ var stepNames = [...]string{
 func (s *Step) head() string {
 	kind, name := "", ""
 	switch s.Op {
-	case AddSet, DeleteSet:
+	case AddSet, DeleteSet, FlushSet:
 		kind, name = " "+s.Set.Kind(), s.Set.Name
 	case DeleteObject:
 		kind, name = " "+s.Object.Kind, s.Object.Name

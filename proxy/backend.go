@@ -42,6 +42,8 @@ type Backend struct {
 	flows *conntrack.Cleaner
 	// hookTime is the constant of this name; tests change it.
 	hookTime time.Duration
+	// refillFrom, too.
+	refillFrom int
 
 	// mu guards the fields below.
 	mu       sync.Mutex
@@ -102,7 +104,7 @@ func NewBackend(conn *nft.Conn, config compiler.Config, hooks Hooks) (*Backend, 
 	if err != nil {
 		return nil, err
 	}
-	b := &Backend{conn: conn, reader: reader, compiler: c, hooks: hooks, serviceProxyName: config.ServiceProxyName, hookTime: hookTime}
+	b := &Backend{conn: conn, reader: reader, compiler: c, hooks: hooks, serviceProxyName: config.ServiceProxyName, hookTime: hookTime, refillFrom: refillFrom}
 	b.repairs, b.affinity = newRepairer(b), newAffinityReconciler(b)
 	return b, nil
 }

@@ -100,14 +100,18 @@ func (b *Backend) difference(ctx context.Context) (tx nft.Transaction, certain b
 	if b.generation, err = b.conn.Generation(ctx); err != nil {
 		return tx, false, err
 	}
-	return compare(ctx, b.reader, b.compiler.Tables(), nil)
+	return compare(ctx, b.reader, b.compiler.Tables(), nft.CompareOptions{RefillFrom: b.refillFrom})
 }
 
+// refillFrom is the number of elements from which on a map of endpoints is refilled, because the kernel takes longer to
+// list it: from 25,000 to 50,000 (nft's BenchmarkRefill). Addresses that no Service has any more are found in other sets.
+const refillFrom = 50_000
+
 // compare compares the kernel's tables with the wanted ones. A difference is not certain if others commit meanwhile.
-func compare(ctx context.Context, conn *nft.Conn, wanted []*nft.Table, guard func(func()) error) (tx nft.Transaction, certain bool, err error) {
-	certain = true
+func compare(ctx context.Context, conn *nft.Conn, wanted []*nft.Table, options nft.CompareOptions) (tx nft.Transaction, certain bool, err error) {
+	certain, options.ThroughCommits = true, true
 	for _, want := range wanted {
-		part, err := conn.Compare(ctx, want, nft.CompareOptions{Guard: guard, ThroughCommits: true})
+		part, err := conn.Compare(ctx, want, options)
 		if err != nil && (part.Empty() || !errors.Is(err, nft.ErrGenerationMoved)) {
 			return tx, false, err
 		}

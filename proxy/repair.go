@@ -160,7 +160,7 @@ func (c *comparison) run(ctx context.Context, conn *nft.Conn) (tx nft.Transactio
 		return nil
 	}
 	for range differenceAttempts {
-		if tx, _, err = compare(ctx, conn, c.wanted, guard); !errors.Is(err, nft.ErrGenerationMoved) {
+		if tx, _, err = compare(ctx, conn, c.wanted, nft.CompareOptions{Guard: guard}); !errors.Is(err, nft.ErrGenerationMoved) {
 			break
 		}
 	}

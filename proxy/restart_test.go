@@ -6,6 +6,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 )
@@ -34,6 +35,51 @@ func TestBackendRestartWithManyEndpoints(t *testing.T) {
 	// Of the 3 Services that changed, one has all endpoints in another slot.
 	if elements == 0 || elements > 500 {
 		t.Errorf("the restart added and deleted %d elements", elements)
+	}
+}
+
+// A restart replaces large maps of endpoints in one commit, whatever they held. What packets have added stays.
+func TestBackendRestartRefills(t *testing.T) {
+	conn, c, sticky := namespaceConn(t), cluster{services: 30, endpoints: 10}, stickyPort("s", 1, 2)
+	var commits, elements int
+	start := func(changes *model.Changes) *Backend {
+		b, err := NewBackend(conn, c.config(), Hooks{OnCommit: func(s nft.CommitStats) { commits, elements = commits+1, elements+s.Elements }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { b.Close() })
+		b.refillFrom = 100
+		changes.Ports[sticky.ID] = sticky
+		commits, elements = 0, 0
+		if err := b.Sync(t.Context(), changes); err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	before := start(c.changed())
+	clients := mapOf(t, before, sticky)
+	putClients(t, conn, clients, 5, 1)
+	table := before.Tables()[0]
+	endpoints := table.Set(compiler.Endpoints)
+	held := endpoints.Elements()
+	foreign := held[0]
+	foreign.Key = foreign.Key[:len(foreign.Key)-4] + nft.IntegerData(4711)
+	commit(t, conn, nft.Transaction{Steps: []nft.Step{
+		{Op: nft.DeleteElements, Table: table, Set: endpoints, Elements: held[1:2]},
+		{Op: nft.AddElements, Table: table, Set: endpoints, Elements: []nft.Element{foreign}},
+	}})
+
+	after := start(c.changes())
+	if wanted := c.services * c.endpoints; commits != 1 || elements < wanted {
+		t.Errorf("the restart made %d commits with %d elements, want 1 with %d or more", commits, elements, wanted)
+	}
+	compareWithKernel(t, conn, after)
+	if n := len(clientsIn(t, conn, clients)); n != 5 {
+		t.Errorf("%d clients of session affinity are left, want 5", n)
+	}
+	commit(t, conn, nft.Replace(&nft.Table{Family: nft.FamilyIP, Name: "theirs"})) // so that the check compares
+	if repaired, err := after.Check(t.Context()); repaired || err != nil {
+		t.Errorf("the check after the restart repaired the tables: %v, %v", repaired, err)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"net/netip"
 	"sync/atomic"
 	"testing"
@@ -39,6 +40,15 @@ func testNoPacketFallsBetweenTwoGenerations(t *testing.T) {
 		changes.Ports = web(1, 2, 3).Ports
 		return changes
 	}
+	// The proxy refills a map of so many endpoints, among them those of the other Service.
+	many := service("many", model.TCP, model.IPv4, 11)
+	for n := range uint32(60_000) {
+		addr := binary.BigEndian.AppendUint32(nil, 10<<24|128<<16+n)
+		many.Cluster = append(many.Cluster, model.Endpoint{AddrPort: netip.AddrPortFrom(netip.AddrFrom4([4]byte(addr)), targetPort), Remote: true})
+	}
+	large := whole()
+	large.Ports = maps.Clone(large.Ports)
+	large.Ports[many.ID] = many
 	for _, tt := range []struct {
 		name   string
 		change func(t *testing.T, n int)
@@ -55,6 +65,10 @@ func testNoPacketFallsBetweenTwoGenerations(t *testing.T) {
 		{"the proxy restarts", func(t *testing.T, n int) {
 			c.restart(t)
 			c.sync(t, whole())
+		}},
+		{"the proxy restarts, and refills the map of endpoints", func(t *testing.T, n int) {
+			c.restart(t)
+			c.sync(t, large)
 		}},
 		{"somebody else's change is undone", func(t *testing.T, n int) {
 			c.meddle(t)

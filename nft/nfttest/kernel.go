@@ -638,6 +638,12 @@ func (k *Kernel) changeElements(t *table, typ uint16, attrs map[uint16][]byte, d
 		return 0, unix.ENOENT
 	}
 	s.expire(t)
+	if typ == unix.NFT_MSG_DELSETELEM && attrs[unix.NFTA_SET_ELEM_LIST_ELEMENTS] == nil {
+		for key := range s.elements {
+			err = cmp.Or(err, k.deleteElement(t, s, key))
+		}
+		return 0, err
+	}
 	err = netlinkattr.Each(attrs[unix.NFTA_SET_ELEM_LIST_ELEMENTS], func(_ uint16, b []byte) error {
 		e, err := s.decode(b)
 		if err == nil && typ == unix.NFT_MSG_DELSETELEM {
