@@ -73,15 +73,13 @@ func (e Event) Who() string {
 // machine, not to the namespace. So commits of everybody on the machine take longer (docs/measurements.md). A program
 // that only has to know that another program has committed polls Conn.Generation.
 //
-// Only one goroutine may be in Next.
+// Families other than ip and ip6 have no event but the end of the commit.
 type Monitor struct {
-	socket *socket
+	*subscription[Event]
 	// table is the name of the tables whose parts are told.
 	table string
 	// sets are those of the tables, without elements. They are needed to print elements and rules.
 	sets map[identity]*Set
-	// pending are events that Next has not returned yet.
-	pending []Event
 }
 
 // monitorBuffer is the size of the buffer for unread descriptions, in bytes. An element takes some 150.
@@ -91,15 +89,13 @@ const monitorBuffer = 32 << 20
 // parts in the tables of the name, of both families. Parts of other tables have the Kind "unknown". Parts are lost of a
 // commit that is larger than the socket's buffer. The Monitor outlasts the connection. The process needs CAP_NET_ADMIN.
 func (c *Conn) Monitor(ctx context.Context, table string) (*Monitor, error) {
-	s, err := c.namespace.openSocket()
+	s, err := subscribe(c.namespace, unix.NFNLGRP_NFTABLES, monitorBuffer, Event{Kind: EventGeneration, Lost: true})
 	if err != nil {
 		return nil, err
 	}
-	m := &Monitor{socket: s, table: table, sets: map[identity]*Set{}}
-	if err = s.join(unix.NFNLGRP_NFTABLES, monitorBuffer); err == nil {
-		err = m.readSets(ctx, c)
-	}
-	if err != nil {
+	m := &Monitor{subscription: s, table: table, sets: map[identity]*Set{}}
+	s.take = m.take
+	if err := m.readSets(ctx, c); err != nil {
 		return nil, errors.Join(fmt.Errorf("nft: monitor: %w", err), m.Close())
 	}
 	return m, nil
@@ -125,51 +121,15 @@ func (m *Monitor) readSets(ctx context.Context, c *Conn) error {
 	return nil
 }
 
-// join makes the socket a member of a multicast group, with a buffer of so many bytes for what it has not read yet.
-func (s *socket) join(group, buffer int) error {
-	// SO_RCVBUFFORCE goes beyond net.core.rmem_max, which CAP_NET_ADMIN allows.
-	err := s.conn.SetsockoptInt(unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, buffer)
-	if errors.Is(err, unix.EPERM) {
-		err = s.conn.SetsockoptInt(unix.SOL_SOCKET, unix.SO_RCVBUF, buffer)
-	}
-	if err == nil {
-		err = s.conn.SetsockoptInt(unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, group)
-	}
-	return withPrivilege(err)
-}
-
 // newGeneration is the type of the message that tells of a new generation.
 const newGeneration = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN
-
-// Close closes the monitor.
-func (m *Monitor) Close() error { return m.socket.conn.Close() }
-
-// Next waits for the next event. Families other than ip and ip6 have none but the end of the commit. It ends with
-// ctx's error when ctx is done. After any other error, open another Monitor.
-func (m *Monitor) Next(ctx context.Context) (Event, error) {
-	defer m.socket.interruptible(ctx)()
-	for len(m.pending) == 0 {
-		err := m.socket.receiveUntil(ctx, noDeadline, m.take)
-		switch {
-		case errors.Is(err, unix.ENOBUFS):
-			return Event{Kind: EventGeneration, Lost: true}, nil
-		case err != nil:
-			return Event{}, fmt.Errorf("nft: wait for a commit: %w", err)
-		}
-	}
-	e := m.pending[0]
-	m.pending = m.pending[1:]
-	return e, nil
-}
-
-func (m *Monitor) tell(e Event) { m.pending = append(m.pending, e) }
 
 func (m *Monitor) take(r reply) error {
 	if r.Header.Type == newGeneration {
 		e := Event{Kind: EventGeneration}
 		err := e.decodeGeneration(r.Data)
 		e.findProcess()
-		m.tell(e)
+		m.add(e)
 		return err
 	}
 	if r.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(r.Data) < nfgenmsgLen {
@@ -184,12 +144,12 @@ func (m *Monitor) take(r reply) error {
 	e.Table = netlinkattr.Text(netlinkattr.Find(r.Data[nfgenmsgLen:], attrTable))
 	switch {
 	case e.Table != m.table:
-		m.tell(e)
+		m.add(e)
 	case typ == unix.NFT_MSG_NEWSETELEM || typ == unix.NFT_MSG_DELSETELEM:
 		m.takeElements(r.Data, e)
 	default:
 		m.decode(&e, typ, r.Data)
-		m.tell(e)
+		m.add(e)
 	}
 	return nil
 }
@@ -276,11 +236,11 @@ func (m *Monitor) takeElements(data []byte, e Event) {
 		if set != nil {
 			e.What = set.FormatElement(r.element())
 		}
-		m.tell(e)
+		m.add(e)
 		return nil
 	})
 	if err != nil {
 		e.Kind, e.What = "unknown", ""
-		m.tell(e)
+		m.add(e)
 	}
 }

@@ -253,7 +253,7 @@ func FuzzEvents(f *testing.F) {
 	}
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, data []byte) {
-		m := &Monitor{table: "kube-proxy", sets: map[identity]*Set{{FamilyIP, "cluster-ips"}: {Name: "cluster-ips", Key: Concat{IPDaddr}}}}
+		m := &Monitor{subscription: &subscription[Event]{}, table: "kube-proxy", sets: map[identity]*Set{{FamilyIP, "cluster-ips"}: {Name: "cluster-ips", Key: Concat{IPDaddr}}}}
 		for len(data) > 1 {
 			length := min(int(data[0]), len(data)-1)
 			message := data[1 : 1+length]

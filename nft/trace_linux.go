@@ -1,9 +1,7 @@
 package nft
 
 import (
-	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net/netip"
 
@@ -34,47 +32,21 @@ type Trace struct {
 	Lost bool
 }
 
-// Tracer hears of the steps of all packets with nftrace in one network namespace, whoever has set it.
-// Only one goroutine may be in Next.
-type Tracer struct {
-	socket  *socket
-	pending []Trace
-}
+// Tracer receives the steps of all packets with nftrace in one network namespace, whichever program has set it.
+type Tracer struct{ *subscription[Trace] }
 
 // traceBuffer is the size of the buffer for unread steps, in bytes. A step takes some 200, and in the kernel 1 KiB.
 const traceBuffer = 16 << 20
 
 // Trace opens a Tracer in the connection's network namespace. The process needs CAP_NET_ADMIN.
 func (c *Conn) Trace() (*Tracer, error) {
-	s, err := c.namespace.openSocket()
+	s, err := subscribe(c.namespace, unix.NFNLGRP_NFTRACE, traceBuffer, Trace{Lost: true})
 	if err != nil {
 		return nil, err
 	}
-	t := &Tracer{socket: s}
-	if err = s.join(unix.NFNLGRP_NFTRACE, traceBuffer); err != nil {
-		return nil, errors.Join(fmt.Errorf("nft: join the group of traces: %w", err), t.Close())
-	}
+	t := &Tracer{s}
+	s.take = t.take
 	return t, nil
-}
-
-// Close closes the tracer.
-func (t *Tracer) Close() error { return t.socket.conn.Close() }
-
-// Next waits for the next step. It ends with ctx's error when ctx is done.
-func (t *Tracer) Next(ctx context.Context) (Trace, error) {
-	defer t.socket.interruptible(ctx)()
-	for len(t.pending) == 0 {
-		err := t.socket.receiveUntil(ctx, noDeadline, t.take)
-		switch {
-		case errors.Is(err, unix.ENOBUFS):
-			return Trace{Lost: true}, nil
-		case err != nil:
-			return Trace{}, fmt.Errorf("nft: wait for a trace: %w", err)
-		}
-	}
-	first := t.pending[0]
-	t.pending = t.pending[1:]
-	return first, nil
 }
 
 func (t *Tracer) take(r reply) error {
@@ -82,44 +54,30 @@ func (t *Tracer) take(r reply) error {
 		return nil
 	}
 	step, err := decodeTrace(r.Data)
-	t.pending = append(t.pending, step)
+	t.add(step)
 	return err
 }
 
 // decodeTrace decodes an NFT_MSG_TRACE message.
 func decodeTrace(data []byte) (t Trace, err error) {
-	var network, transport []byte
-	err = decodeAttributes(data, func(typ uint16, b []byte) (err error) {
-		switch typ {
-		case unix.NFTA_TRACE_ID:
-			t.ID, err = netlinkattr.Uint32(b)
-		case unix.NFTA_TRACE_TABLE:
-			t.Table = netlinkattr.Text(b)
-		case unix.NFTA_TRACE_CHAIN:
-			t.Chain = netlinkattr.Text(b)
-		case unix.NFTA_TRACE_RULE_HANDLE:
-			t.Handle, err = netlinkattr.Uint64(b)
-		case unix.NFTA_TRACE_VERDICT:
-			code, err := netlinkattr.Uint32(netlinkattr.Find(b, unix.NFTA_VERDICT_CODE))
-			t.Verdict = Verdict{verdictKind(expr.VerdictKind(int32(code))), netlinkattr.Text(netlinkattr.Find(b, unix.NFTA_VERDICT_CHAIN))}
-			return err
-		case unix.NFTA_TRACE_POLICY:
-			policy, err := netlinkattr.Uint32(b)
-			if t.Verdict = Accept; policy == nfDrop {
-				t.Verdict = Drop
-			}
-			return err
-		case unix.NFTA_TRACE_IIF:
-			t.In, err = netlinkattr.Uint32(b)
-		case unix.NFTA_TRACE_OIF:
-			t.Out, err = netlinkattr.Uint32(b)
-		case unix.NFTA_TRACE_NETWORK_HEADER:
-			network = b
-		case unix.NFTA_TRACE_TRANSPORT_HEADER:
-			transport = b
-		}
-		return err
-	})
+	var verdict, network, transport []byte
+	policy := ^uint32(0)
+	err = decodeAttributes(data, variables{
+		unix.NFTA_TRACE_ID: &t.ID, unix.NFTA_TRACE_TABLE: &t.Table, unix.NFTA_TRACE_CHAIN: &t.Chain, unix.NFTA_TRACE_RULE_HANDLE: &t.Handle,
+		unix.NFTA_TRACE_VERDICT: &verdict, unix.NFTA_TRACE_POLICY: &policy, unix.NFTA_TRACE_IIF: &t.In, unix.NFTA_TRACE_OIF: &t.Out,
+		unix.NFTA_TRACE_NETWORK_HEADER: &network, unix.NFTA_TRACE_TRANSPORT_HEADER: &transport,
+	}.take)
+	var code uint32
+	if err == nil && verdict != nil {
+		err = netlinkattr.Each(verdict, variables{unix.NFTA_VERDICT_CODE: &code, unix.NFTA_VERDICT_CHAIN: &t.Verdict.Chain}.take)
+		t.Verdict.Kind = verdictKind(expr.VerdictKind(int32(code)))
+	}
+	switch policy {
+	case nfAccept:
+		t.Verdict = Accept
+	case nfDrop:
+		t.Verdict = Drop
+	}
 	if err != nil {
 		return t, fmt.Errorf("nft: a message of a trace: %w", err)
 	}
