@@ -265,10 +265,6 @@ func (b *foreignBench) try(t *testing.T, r *foreign.Ruleset) {
 		}
 		return a.IPv4
 	}
-	network := "udp"
-	if r.TCP {
-		network = "tcp"
-	}
 	for i, flow := range []struct {
 		host *lab.Host
 		from lab.Addrs
@@ -281,14 +277,22 @@ func (b *foreignBench) try(t *testing.T, r *foreign.Ruleset) {
 		{b.Outside, lab.OutsideAddrs, lab.NodeAddrs, foreignTarget},
 	} {
 		from, to := of(flow.from), netip.AddrPortFrom(of(flow.to), flow.port)
-		if err := b.send(t, e, network, flow.host, from, to, fmt.Sprintf("%d/%d", r.Seed, i)); err != nil {
-			t.Errorf("seed %d, %s %s to %s: %v\n%s", r.Seed, network, from, to, err, r)
+		if err := b.send(e, r, flow.host, from, to, fmt.Sprintf("%d/%d", r.Seed, i)); err != nil {
+			t.Errorf("seed %d, %s %s to %s: %v\n%s", r.Seed, networkOf(r), from, to, err, r)
 		}
 	}
 }
 
+func networkOf(r *foreign.Ruleset) string {
+	if r.TCP {
+		return "tcp"
+	}
+	return "udp"
+}
+
 // send compares what becomes of a packet with what explain says.
-func (b *foreignBench) send(t *testing.T, e *evaluator.Evaluator, network string, host *lab.Host, from netip.Addr, to netip.AddrPort, text string) error {
+func (b *foreignBench) send(e *evaluator.Evaluator, r *foreign.Ruleset, host *lab.Host, from netip.Addr, to netip.AddrPort, text string) error {
+	network := networkOf(r)
 	conn, dialErr := dialFrom(host, network, from, to)
 	source := netip.AddrPortFrom(from, 40000)
 	if dialErr == nil {
@@ -296,7 +300,7 @@ func (b *foreignBench) send(t *testing.T, e *evaluator.Evaluator, network string
 		source = netip.MustParseAddrPort(conn.LocalAddr().String())
 	}
 	packet := evaluator.Packet{Source: source, Destination: to, Protocol: unix.IPPROTO_UDP, Local: host == b.Node}
-	if network == "tcp" {
+	if r.TCP {
 		packet.Protocol = unix.IPPROTO_TCP
 	}
 	fates, err := e.Fates(packet)
@@ -309,6 +313,9 @@ func (b *foreignBench) send(t *testing.T, e *evaluator.Evaluator, network string
 	}
 	unknown := may[notKnown]
 	delete(may, notKnown)
+	if may["refused"] && r.Untracks() {
+		may["dropped"] = true // an ICMP error that conntrack does not see is not translated back, so the socket is not told
+	}
 	became := "dropped"
 	if dialErr == nil {
 		became = b.became(conn, from, text, may, unknown)

@@ -49,6 +49,11 @@ func (r *Ruleset) String() string {
 	return b.String()
 }
 
+// Untracks reports whether a rule keeps packets from conntrack.
+func (r *Ruleset) Untracks() bool {
+	return slices.ContainsFunc(r.Constructs, func(name string) bool { return strings.Contains(strings.ToLower(name), "notrack") })
+}
+
 // Generate draws a ruleset, for one number always the same.
 func Generate(seed uint64) *Ruleset {
 	r := &Ruleset{Seed: seed, Tables: map[string]bool{}, random: rand.New(rand.NewPCG(seed, 33))}
