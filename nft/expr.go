@@ -18,8 +18,12 @@ type Expr interface {
 	// loadVia returns the kernel's expressions that put the value into a register. They may use scratch and the registers
 	// after it for values in between.
 	loadVia(register, scratch uint32) []expr.Any
-	// typeof appends the description that nft keeps in a set's userdata. nft prints "typeof" from it, and reads elements
-	// by it.
+}
+
+// typePart is an Expr that can be part of a set's type. typeof appends the description that nft keeps in a set's
+// userdata: nft prints "typeof" from it, and reads elements by it.
+type typePart interface {
+	Expr
 	typeof(b []byte) []byte
 }
 
@@ -260,7 +264,7 @@ func (f Field) typeof(b []byte) []byte {
 		b = append(b, 1, 6)
 		return appendUdataU32(b, 0, spec.key)
 	}
-	panic("nft: " + f.String() + " cannot be part of a set key")
+	return b // checkType refuses the field
 }
 
 // Numgen is "numgen random mod Mod": a number from 0 to Mod-1, drawn anew at each evaluation.
@@ -349,8 +353,6 @@ func (h JHash) loadVia(destination, scratch uint32) []expr.Any {
 		Modulus: h.Mod, Seed: h.Seed, Offset: h.Offset, Type: expr.HashTypeJenkins,
 	})
 }
-
-func (h JHash) typeof([]byte) []byte { panic("nft: " + h.String() + " cannot be part of a set key") }
 
 // Concat is one or more expressions side by side, nft's "a . b . c": the key of a lookup,
 // or the type of a set's key or data.

@@ -59,9 +59,8 @@ func (s *Set) checkType() error {
 		return errors.New("its keys have no type")
 	}
 	for _, e := range slices.Concat(s.Key, s.Data) {
-		f, isField := e.(Field)
-		_, isHash := e.(JHash)
-		if isHash || isField && (int(f) >= len(fields) || fields[f].kind == 0) {
+		_, is := e.(typePart)
+		if f, isField := e.(Field); !is || isField && (int(f) >= len(fields) || fields[f].kind == 0) {
 			return fmt.Errorf("%s cannot be part of a set's type", e)
 		}
 	}

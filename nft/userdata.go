@@ -77,12 +77,12 @@ func (c Concat) byteOrder() uint32 {
 
 func (c Concat) typeof(b []byte) []byte {
 	if len(c) == 1 {
-		return c[0].typeof(b)
+		return c[0].(typePart).typeof(b)
 	}
 	b = appendUdataU32(b, 0, udataConcat)
 	return appendNested(b, 1, func(b []byte) []byte {
 		for i, e := range c {
-			b = appendNested(b, byte(i), e.typeof)
+			b = appendNested(b, byte(i), e.(typePart).typeof)
 		}
 		return b
 	})

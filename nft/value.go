@@ -47,10 +47,6 @@ func (p Payload) loadVia(register, _ uint32) []expr.Any {
 	return []expr.Any{payload(expr.PayloadBase(p.Base), p.Offset, p.Length)(register)}
 }
 
-func (p Payload) typeof([]byte) []byte { panic(notInType(p)) }
-
-func notInType(e Expr) string { return "nft: " + e.String() + " cannot be part of a set key" }
-
 // Payload returns the part of the packet that the field is, if it is one.
 func (f Field) Payload() (p Payload, is bool) {
 	if load, is := f.load(0).(*expr.Payload); is {
@@ -111,8 +107,6 @@ func (b Bits) loadVia(register, scratch uint32) []expr.Any {
 	})
 }
 
-func (b Bits) typeof([]byte) []byte { panic(notInType(b)) }
-
 // Swapped is a value in the other byte order: numbers of Size bytes. nft does not write that it swaps.
 type Swapped struct {
 	Of   Expr
@@ -141,8 +135,6 @@ func (s Swapped) loadVia(register, scratch uint32) []expr.Any {
 	})
 }
 
-func (s Swapped) typeof([]byte) []byte { panic(notInType(s)) }
-
 // Constant is a value that a rule has itself, without padding.
 type Constant Data
 
@@ -162,8 +154,6 @@ func (c Constant) dataType() dataType { return typeBytes(len(c)) }
 func (c Constant) loadVia(register, _ uint32) []expr.Any {
 	return []expr.Any{&expr.Immediate{Register: register, Data: []byte(c)}}
 }
-
-func (c Constant) typeof([]byte) []byte { panic(notInType(c)) }
 
 // Mapped is a part of the value that a map has for a key, as in `ip saddr map @addresses`. If the map lacks the key, the
 // next rule runs.
@@ -191,8 +181,6 @@ func (m Mapped) loadVia(to, _ uint32) []expr.Any {
 	l.add(&expr.Lookup{SourceRegister: register(0), SetName: m.Map, IsDestRegSet: true, DestRegister: to})
 	return l.out
 }
-
-func (m Mapped) typeof([]byte) []byte { panic(notInType(m)) }
 
 // Fib is the result of a search of the routing tables, as in `fib saddr . iif oif missing`. FibSaddrType and FibDaddrType
 // are Fields.
@@ -249,8 +237,6 @@ func (f Fib) loadVia(register, _ uint32) []expr.Any {
 	}}
 }
 
-func (f Fib) typeof([]byte) []byte { panic(notInType(f)) }
-
 // Opaque is a value of which only the length is known. A rule with one cannot be committed.
 type Opaque struct {
 	// Name says where the value comes from.
@@ -265,8 +251,6 @@ func (o Opaque) String() string { return o.Name }
 func (o Opaque) dataType() dataType { return typeBytes(o.Length) }
 
 func (o Opaque) loadVia(uint32, uint32) []expr.Any { return nil }
-
-func (o Opaque) typeof(b []byte) []byte { return b }
 
 // opaque is a type of which only the length is known.
 func opaque(length uint32) Concat {
