@@ -213,7 +213,7 @@ func (p *program) clusterIPRules() []nft.Rule {
 
 func (p *program) postrouting() []nft.Rule {
 	bits := uint32(1) << p.config.MasqueradeBit
-	rules := append(p.countIn(chainCountConnections), nft.NewRule(nft.Match{Field: nft.MetaMark, Mask: bits, Value: bits}, nft.FlipMark(bits), nft.Masquerade))
+	rules := append(p.countIn(chainCountConnections), nft.NewRule(nft.MatchMark(bits, bits), nft.FlipMark(bits), nft.Masquerade))
 	if p.has(hairpinElement, false) {
 		pair := nft.Concat{p.family.Saddr(), p.family.Daddr()}
 		rules = append(rules, nft.Rule{

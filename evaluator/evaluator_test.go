@@ -239,13 +239,13 @@ func TestFates(t *testing.T) {
 		{
 			name: "a mark goes along, and masquerading follows it",
 			table: tableOf(base("a", nft.HookPrerouting, 0, rule(nft.SetMark(6))),
-				nat("b", nft.HookPostrouting, rule(nft.Match{Field: nft.MetaMark, Mask: 2, Value: 2}, nft.FlipMark(2), nft.Masquerade))),
+				nat("b", nft.HookPostrouting, rule(nft.MatchMark(2, 2), nft.FlipMark(2), nft.Masquerade))),
 			want: []string{"to 10.0.0.1:80, source masqueraded"},
 		},
 		{
 			name: "a mark matches when it has all the bits",
 			table: tableOf(base("a", nft.HookPrerouting, 0, rule(nft.SetMark(6))),
-				base("b", nft.HookForward, 0, rule(nft.Match{Field: nft.MetaMark, Mask: 3, Value: 3}, nft.Drop), rule(nft.Match{Field: nft.MetaMark, Mask: 6, Value: 6}, reject))),
+				base("b", nft.HookForward, 0, rule(nft.MatchMark(3, 3), nft.Drop), rule(nft.MatchMark(6, 6), reject))),
 			want: []string{refused},
 		},
 		{

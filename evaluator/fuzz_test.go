@@ -81,7 +81,7 @@ func (s *script) statement() nft.Statement {
 	case 2:
 		return nft.Match{Field: s.field(), Value: uint32(s.choose(256))}
 	case 3:
-		return nft.Match{Field: nft.MetaMark, Mask: uint32(s.choose(4)), Value: uint32(s.choose(4))}
+		return nft.MatchMark(uint32(s.choose(4)), uint32(s.choose(4)))
 	case 4:
 		return nft.Match{Field: s.field(), Op: op, Value: pick(s, "lo", "eth*", "")}
 	case 5:

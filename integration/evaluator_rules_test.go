@@ -221,7 +221,7 @@ func (d *ruleGenerator) match() nft.Statement {
 		nft.Match{Field: nft.ThDport, Op: op, Value: nft.PortData(random.One(d.Choose, random.EndpointPorts))},
 		nft.Match{Field: nft.MetaMark, Op: op, Value: nft.IntegerData(uint32(rapid.IntRange(0, 7).Draw(d.T, "mark")))},
 		nft.Match{Field: random.One(d.Choose, []nft.Field{nft.FibSaddrType, nft.FibDaddrType}), Op: op, Value: nft.IntegerData(unix.RTN_LOCAL)},
-		nft.Match{Field: nft.MetaMark, Mask: uint32(rapid.IntRange(1, 7).Draw(d.T, "bits")), Value: uint32(rapid.IntRange(1, 7).Draw(d.T, "bits"))},
+		nft.MatchMark(uint32(rapid.IntRange(1, 7).Draw(d.T, "bits")), uint32(rapid.IntRange(1, 7).Draw(d.T, "bits"))),
 		nft.Match{Field: nft.CTState, Value: nft.CTStateNew},
 		nft.Match{Field: nft.CTStatus, Value: nft.CTStatusDNAT},
 		nft.Match{Field: nft.CTStatus, Value: 1 << 4},

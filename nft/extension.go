@@ -115,8 +115,7 @@ func marked(field Field, s *structure) []Statement {
 	if mask == "\xff\xff\xff\xff" {
 		return []Statement{Match{Field: field, Op: op, Value: mark}}
 	}
-	bits := Bits{Of: field, Mask: mask, Xor: Data(make([]byte, 4))}
-	return []Statement{matchOf(FamilyIP, bits, op, []byte(mark))}
+	return []Statement{Match{Field: Bits{Of: field, Mask: mask, Xor: IntegerData(0)}, Op: op, Value: Constant(mark)}}
 }
 
 // tcpOrUDP reads struct xt_tcp and xt_udp: source ports, destination ports, and for TCP an option, flags, and what of them is set; then

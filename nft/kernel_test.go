@@ -171,7 +171,7 @@ func everything(f Family) *Table {
 			}},
 			{Name: "icmp-errors", Rules: []Rule{NewRule(Dup{Key: append(quotedKey, quotedHash), Map: "quoted"}, Drop), NewRule(Dup{Addr: Constant(f.Loopback().Addr().AsSlice())})}},
 			{Name: "nat-postrouting", Type: TypeNAT, Hook: HookPostrouting, Priority: PrioritySrcNAT, Rules: []Rule{
-				NewRule(Match{Field: MetaMark, Mask: 0x4000, Value: 0x4000}, FlipMark(0x4000), Masquerade),
+				NewRule(MatchMark(0x4000, 0x4000), FlipMark(0x4000), Masquerade),
 				NewRule(Match{Field: CTStatus, Value: CTStatusDNAT}, InSet{Concat{f.Saddr(), f.Daddr()}, Equal, "hairpin"}, Masquerade),
 			}},
 			{Name: "cluster-2", Rules: []Rule{

@@ -3,7 +3,6 @@ package nft
 import (
 	"bytes"
 	"cmp"
-	"encoding/binary"
 	"fmt"
 	"net"
 	"net/netip"
@@ -51,15 +50,12 @@ func (o Op) infix() string {
 //	Match{Field: IPSaddr, Op: NotEqual, Value: netip.Prefix{…}}       ip saddr != 10.244.0.0/16
 //	Match{Field: MetaIifname, Value: "veth*"}                         iifname "veth*"
 //	Match{Field: CTState, Value: CTStateNew}                          ct state new
-//	Match{Field: MetaMark, Mask: 0x4000, Value: 0x4000}               meta mark & 0x00004000 == 0x00004000
 //
 // As in nft, CTState and CTStatus equal a value if they have any of its bits.
 type Match struct {
 	// Field is a Field, or another expression.
 	Field Expr
 	Op    Op
-	// Mask, if not 0, has the bits of MetaMark to compare, in host byte order.
-	Mask uint32
 	// Value is of a type that Values names for the field, or Data as Concat.Pack returns it. An address can
 	// be a netip.Prefix; its host bits do not count. A name of an interface that ends in "*" matches all
 	// names that begin with the text before the "*". A Range holds for the values from First to Last. A Constant is
@@ -72,14 +68,15 @@ func (m Match) String() string {
 	operator := m.Op.infix()
 	_, masked := m.Field.(Bits)
 	_, raw := m.Value.(Constant)
-	if m.Op == Equal && (m.Mask != 0 || masked || raw && m.field().isFlags()) {
+	if m.Op == Equal && (masked || raw && m.field().isFlags()) {
 		operator = "== "
 	}
-	left := m.Field.String()
-	if m.Mask != 0 {
-		left += fmt.Sprintf(" & 0x%08x", m.Mask)
-	}
-	return left + " " + operator + m.valueText()
+	return m.Field.String() + " " + operator + m.valueText()
+}
+
+// MatchMark compares bits of the packet mark, in host byte order, as in `meta mark & 0x00004000 == 0x00004000`.
+func MatchMark(mask, value uint32) Match {
+	return Match{Field: Bits{Of: MetaMark, Mask: IntegerData(mask), Xor: IntegerData(0)}, Value: Constant(IntegerData(value))}
 }
 
 // field returns the Field that is compared; 0 if it is another expression.
@@ -141,10 +138,6 @@ func (m Match) Comparison() (Comparison, error) {
 	switch {
 	case (m.Op > NotEqual || c.Last != nil && !raw) && isField && f.dataType().order != orderBig:
 		return c, invalidf("nft: %s has no order", m.Field)
-	case m.Mask != 0 && m.Field != MetaMark:
-		return c, invalidf("nft: %s is compared without a mask", m.Field)
-	case m.Mask != 0:
-		c.Mask = AppendInteger(nil, m.Mask)
 	case f.isFlags() && m.Op == Equal && !raw && c.Last == nil:
 		c = Comparison{Op: NotEqual, Mask: c.First, First: make([]byte, length)}
 	}
@@ -278,8 +271,6 @@ func maskedMatch(f Field, op Op, mask, data []byte) Statement {
 		}
 	case f.isFlags() && op == NotEqual && allZero(data):
 		return Match{Field: f, Value: pad(Data(mask))}
-	case f == MetaMark && len(data) == 4 && !allZero(mask):
-		return Match{Field: f, Op: op, Mask: binary.NativeEndian.Uint32(mask), Value: Data(data)}
 	}
 	return nil
 }

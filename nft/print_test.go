@@ -37,7 +37,7 @@ func TestStatementString(t *testing.T) {
 		{"two connection states in the order of their bits", Match{Field: CTState, Value: CTStateNew | 2}, "ct state established,new"},
 		{"a state without a name", Match{Field: CTState, Value: 1 << 20}, "ct state 0x00100000"},
 		{"a connection status", Match{Field: CTStatus, Value: CTStatusDNAT}, "ct status dnat"},
-		{"mark bits", Match{Field: MetaMark, Mask: 0x4000, Value: 0x4000}, "meta mark & 0x00004000 == 0x00004000"},
+		{"mark bits", MatchMark(0x4000, 0x4000), "meta mark & 0x00004000 == 0x00004000"},
 		{"an interface", Match{Field: MetaIifname, Op: NotEqual, Value: "cbr0"}, `iifname != "cbr0"`},
 		{"interfaces by the start of their names", Match{Field: MetaOifname, Op: Equal, Value: "veth*"}, `oifname "veth*"`},
 		{"a set", InSet{Concat{IPDaddr}, Equal, "cluster-ips"}, "ip daddr @cluster-ips"},

@@ -74,7 +74,9 @@ func drawStatement(t *rapid.T, f Family, sets map[string]*Set) Statement {
 		return Match{Field: rapid.SampledFrom([]Field{CTState, CTStatus}).Draw(t, "field"), Value: IntegerData(flags())}
 	case 3:
 		bits := flags()
-		return Match{Field: MetaMark, Op: drawOp(t), Mask: bits, Value: IntegerData(bits & flags())}
+		m := MatchMark(bits, bits&flags())
+		m.Op = drawOp(t)
+		return m
 	case 4:
 		return Match{Field: rapid.SampledFrom([]Field{MetaIifname, MetaOifname}).Draw(t, "field"), Op: drawOp(t), Value: ifname()}
 	case 5:

@@ -73,7 +73,7 @@ func (b *builder) addBaseChains() {
 		b.addChain(&nft.Chain{Name: "filter-" + string(hook), Type: nft.TypeFilter, Hook: hook, Priority: nft.PriorityFilter, Rules: refuse})
 	}
 	b.addChain(&nft.Chain{Name: "nat-postrouting", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: nft.PrioritySrcNAT, Rules: []nft.Rule{
-		nft.NewRule(nft.Match{Field: nft.MetaMark, Mask: masqueradeMark, Value: masqueradeMark}, nft.FlipMark(masqueradeMark), nft.Masquerade),
+		nft.NewRule(nft.MatchMark(masqueradeMark, masqueradeMark), nft.FlipMark(masqueradeMark), nft.Masquerade),
 		// A client that is its own endpoint would answer itself, past us.
 		nft.NewRule(nft.Match{Field: nft.CTStatus, Value: nft.CTStatusDNAT}, nft.InSet{Key: b.hairpin.Key, Set: "hairpin"}, nft.Masquerade),
 	}})

@@ -54,7 +54,7 @@ func everything() *nft.Table {
 		Chains: []*nft.Chain{{Name: "base", Type: nft.TypeFilter, Hook: nft.HookForward, Priority: -7, DropPolicy: true, Comment: "base chain", Rules: []nft.Rule{
 			rule(nft.Match{Field: nft.MetaOifname, Op: nft.NotEqual, Value: "eth 0*"}, nft.Counter{}, nft.Accept),
 			rule(nft.Match{Field: nft.CTState, Value: 6}, nft.Drop),
-			rule(nft.Match{Field: nft.MetaMark, Mask: 0x4000, Value: 0x4000}, nft.FlipMark(0x4000), nft.SetMark(1), nft.Masquerade),
+			rule(nft.MatchMark(0x4000, 0x4000), nft.FlipMark(0x4000), nft.SetMark(1), nft.Masquerade),
 			rule(nft.Match{Field: nft.CTOriginalProtoDst, Op: nft.NotEqual, Value: nft.PortData(80)}, nft.Match{Field: nft.IPDaddr, Op: nft.NotEqual, Value: mustPrefix("10.0.0.0/8")}, nft.Goto("other")),
 			rule(nft.InSet{Key: nft.Concat{nft.IPSaddr}, Op: nft.NotEqual, Set: "clients"}, nft.Reject{Family: nft.FamilyIP}),
 			rule(nft.Match{Field: nft.FibDaddrType, Value: nft.IntegerData(2)}, nft.Match{Field: nft.MetaMark, Value: nft.IntegerData(255)}, nft.Vmap{Key: nft.Concat{nft.MetaMark, nft.MetaIifname}, Map: "verdicts"}),
