@@ -41,9 +41,16 @@ type decoder struct {
 	other bool
 }
 
-func newOtherDecoder(t *Table) *decoder {
-	t.Kernel.Other, t.Kernel.Handles, t.Kernel.Devices = true, map[string][]uint64{}, map[string][]string{}
-	return &decoder{table: t, other: true}
+// begin begins a table with the message about it.
+func (d *decoder) begin(data []byte) (err error) {
+	if !d.other {
+		d.table, err = decodeTable(data)
+		return err
+	}
+	if d.table, err = decodeAnyTable(data); err == nil {
+		d.table.Kernel.Other, d.table.Kernel.Handles, d.table.Kernel.Devices = true, map[string][]uint64{}, map[string][]string{}
+	}
+	return err
 }
 
 func (d *decoder) take(m reply) (err error) {
@@ -53,7 +60,7 @@ func (d *decoder) take(m reply) (err error) {
 	case d.table == nil && typ != unix.NFT_MSG_NEWTABLE:
 		return errors.New("a part comes before its table")
 	case d.table == nil:
-		d.table, err = decodeTable(m.Data)
+		err = d.begin(m.Data)
 	default:
 		err = d.takePart(typ, m.Data)
 	}

@@ -28,33 +28,36 @@ func (c *Conn) RecordOthers(ctx context.Context, known ...*Table) ([]*Table, []R
 }
 
 func (c *Conn) others(ctx context.Context, how reader, known []*Table) (tables []*Table, recordings []Recording, err error) {
+	var decoders []*decoder // nil for known tables
 	err = c.ask(ctx, query{typ: unix.NFT_MSG_GETTABLE, flags: netlink.Dump}, func(m reply) error {
-		t, err := decodeAnyTable(m.Data)
-		var recording Recording
-		for _, k := range known {
-			if t != nil && t.identity() == k.identity() {
-				t = k
-			}
+		d := &decoder{other: true}
+		if err := d.take(m); err != nil {
+			return err
 		}
-		if how.record && !slices.Contains(known, t) {
+		t := d.table
+		if i := slices.IndexFunc(known, func(k *Table) bool { return k.identity() == t.identity() }); i >= 0 {
+			t, d = known[i], nil
+		}
+		var recording Recording
+		if how.record && d != nil {
 			recording.add(m.Header.Type, m.Data)
 		}
-		tables, recordings = append(tables, t), append(recordings, recording)
-		return err
+		tables, recordings, decoders = append(tables, t), append(recordings, recording), append(decoders, d)
+		return nil
 	})
 	if err != nil {
 		return nil, nil, fmt.Errorf("nft: list tables: %w", err)
 	}
 	room := maxRecordedBytes
-	for i, t := range tables {
-		if slices.Contains(known, t) {
+	for i, d := range decoders {
+		if d == nil {
 			continue
 		}
+		t := d.table
 		r := reader{
 			conn: c, ctx: ctx, family: t.Family, table: t.Name,
 			throughCommits: true, record: how.record, recording: recordings[i],
 		}
-		d := newOtherDecoder(t)
 		switch err := r.other(d, room); {
 		case errors.As(err, new(leftOutError)):
 			t.Chains, t.Sets, t.Kernel.LeftOut, r.recording = nil, nil, err.Error(), nil

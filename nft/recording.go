@@ -67,14 +67,10 @@ func (r Recording) each(f func(reply) error) error {
 
 // Table returns the recorded table, as ReadTable would.
 func (r Recording) Table() (*Table, error) {
-	var d decoder
-	if err := r.each(d.take); err != nil {
+	t, err := r.decode(&decoder{})
+	if err != nil {
 		return nil, err
 	}
-	if d.table == nil {
-		return nil, errors.New("nft: the recording has no table")
-	}
-	t := d.finish()
 	for _, s := range t.Sets {
 		s.kernel.partial = false
 	}
@@ -94,26 +90,14 @@ func (r Recording) Table() (*Table, error) {
 }
 
 // Other returns the recorded table of another program, as ReadOthers would.
-func (r Recording) Other() (*Table, error) {
-	var d *decoder
-	err := r.each(func(m reply) error {
-		switch {
-		case d != nil:
-			return d.take(m)
-		case m.kind() != unix.NFT_MSG_NEWTABLE || len(m.Data) < nfgenmsgLen:
-			return errors.New("a part comes before its table")
-		}
-		t, err := decodeAnyTable(m.Data)
-		if err == nil {
-			d = newOtherDecoder(t)
-		}
-		return err
-	})
-	if err == nil && d == nil {
-		err = errors.New("nft: the recording has no table")
-	}
-	if err != nil {
+func (r Recording) Other() (*Table, error) { return r.decode(&decoder{other: true}) }
+
+func (r Recording) decode(d *decoder) (*Table, error) {
+	if err := r.each(d.take); err != nil {
 		return nil, err
+	}
+	if d.table == nil {
+		return nil, errors.New("nft: the recording has no table")
 	}
 	return d.finish(), nil
 }
