@@ -3,7 +3,6 @@ package evaluator
 import (
 	"bytes"
 	"encoding/binary"
-	"fmt"
 	"net/netip"
 
 	"github.com/nftproxy/nftproxy/nft"
@@ -18,6 +17,8 @@ func (n NotKnown) Error() string { return string(n) }
 
 // UnknownSourcePort is the error about a rule that looks at the source port of a packet without one.
 const UnknownSourcePort NotKnown = "the source port is not known"
+
+const unknownDestinationPort NotKnown = "the destination port is not known"
 
 // value is what is known of an expression's value, with padding.
 type value struct {
@@ -186,149 +187,6 @@ func (s *statements) swapped(e nft.Swapped) value {
 	return v
 }
 
-// field returns the current value of a field.
-func (s *statements) field(f nft.Field) value {
-	if p, is := f.Payload(); is {
-		if !f.InFamily(s.walk.family) {
-			return unknown(nft.Concat{f}.Len(), fmt.Sprintf("packets of family %s have no %s", s.walk.family, f))
-		}
-		switch f { // what most rules ask for, without the rest of the header
-		case nft.IPSaddr, nft.IP6Saddr:
-			return s.address(s.source.Addr())
-		case nft.IPDaddr, nft.IP6Daddr:
-			return s.address(s.walk.destination.Addr())
-		case nft.ThSport:
-			return s.port(s.source.Port(), string(UnknownSourcePort))
-		case nft.ThDport:
-			return s.port(s.walk.destination.Port(), "the destination port is not known")
-		}
-		return s.payload(p)
-	}
-	switch f {
-	case nft.MetaL4proto:
-		return known([]byte{s.packet.Protocol})
-	case nft.MetaMark:
-		return integer(s.mark.bits, s.mark.unknown, "the mark of the packet is not known")
-	case nft.MetaNfproto:
-		if s.Family.Routes() {
-			return known([]byte{byte(s.walk.family)})
-		}
-		return known([]byte{byte(s.Family)})
-	case nft.MetaProtocol:
-		return known(s.etherType())
-	case nft.MetaPkttype:
-		if s.atDevice || s.walk.destination.Addr().IsMulticast() {
-			return unknown(1, "the kind of the frame is not known")
-		}
-		return known([]byte{unix.PACKET_HOST})
-	case nft.MetaIifname, nft.MetaIif:
-		return s.ifname(f, s.incoming())
-	case nft.MetaOifname, nft.MetaOif:
-		return s.ifname(f, s.oif)
-	case nft.FibSaddrType:
-		return s.addressType(s.source.Addr())
-	case nft.FibDaddrType:
-		return s.addressType(s.walk.destination.Addr())
-	case nft.CTState, nft.CTStatus, nft.CTMark, nft.CTDirection, nft.CTOriginalIPDaddr, nft.CTOriginalIP6Daddr, nft.CTOriginalProtoDst, nft.CTReplyProtoSrc,
-		nft.CTZone, nft.CTOriginalIPSaddr, nft.CTOriginalIP6Saddr, nft.CTOriginalProtoSrc, nft.CTReplyIPSaddr, nft.CTReplyIP6Saddr, nft.CTReplyProtoDst:
-		return s.connection(f)
-	}
-	return unknown(nft.Concat{f}.Len(), f.String()+" is not known")
-}
-
-// connection returns a field of the packet's connection.
-func (s *statements) connection(f nft.Field) value {
-	length := nft.Concat{f}.Len()
-	established := s.packet.Connection != nil
-	switch {
-	case s.Family == nft.FamilyBridge:
-		return unknown(length, "connection tracking of bridges is not modelled")
-	case f == nft.CTState && s.untracked:
-		return known(nft.IntegerData(nft.CTStateUntracked))
-	case f == nft.CTState && !s.tracked:
-		return known(nft.IntegerData(nft.CTStateInvalid))
-	case s.untracked || !s.tracked:
-		return value{absent: true}
-	}
-	switch f {
-	case nft.CTState:
-		if established {
-			return known(nft.IntegerData(nft.CTStateEstablished))
-		}
-		return known(nft.IntegerData(nft.CTStateNew))
-	case nft.CTStatus:
-		return integer(s.ctStatus(), ^uint32(nft.CTStatusDNAT|nft.CTStatusSNAT), "the evaluator knows no ct status but snat and dnat")
-	case nft.CTMark:
-		if !established {
-			return integer(s.ctMark.bits, s.ctMark.unknown, "the mark of the connection is not known")
-		}
-	case nft.CTZone: // a rule that sets another one ends the walk
-		return known([]byte{0, 0})
-	case nft.CTDirection:
-		return known([]byte{0})
-	case nft.CTOriginalIPDaddr, nft.CTOriginalIP6Daddr:
-		return s.address(s.packet.Destination.Addr())
-	case nft.CTOriginalIPSaddr, nft.CTOriginalIP6Saddr:
-		return s.address(s.packet.Source.Addr())
-	case nft.CTOriginalProtoDst:
-		return s.port(s.packet.Destination.Port(), "the destination port is not known")
-	case nft.CTOriginalProtoSrc:
-		return s.port(s.packet.Source.Port(), string(UnknownSourcePort))
-	case nft.CTReplyProtoSrc:
-		return s.port(s.answerer().Port(), "the destination port is not known")
-	case nft.CTReplyIPSaddr, nft.CTReplyIP6Saddr:
-		return s.address(s.answerer().Addr())
-	}
-	return unknown(length, f.String()+" is not known")
-}
-
-func (w *walk) ctStatus() uint32 {
-	var status uint32
-	if w.changed[destination] {
-		status |= nft.CTStatusDNAT
-	}
-	if w.changed[source] {
-		status |= nft.CTStatusSNAT
-	}
-	return status
-}
-
-// answerer returns the address that answers the connection, as far as the walk has decided yet.
-func (w *walk) answerer() netip.AddrPort {
-	if c := w.packet.Connection; c != nil && w.changed[destination] {
-		return c.Destination
-	}
-	return w.destination
-}
-
-// address returns an address as a value. If it is not known, masquerading chose it.
-func (w *walk) address(addr netip.Addr) value {
-	if !addr.IsValid() {
-		return unknown(w.destination.Addr().BitLen()/8, "the source address after masquerading towards "+w.destination.Addr().String()+" is not known")
-	}
-	return known(nft.AddrData(addr))
-}
-
-// port returns the value of a port field. If the protocol has no ports, it is unknown: the kernel reads whatever bytes
-// are in their place.
-func (w *walk) port(port uint16, why string) value {
-	switch {
-	case !hasPorts(w.packet.Protocol):
-		why = nft.ProtocolName(w.packet.Protocol) + " has no ports"
-	case port != 0:
-		return known(binary.BigEndian.AppendUint16(nil, port))
-	}
-	return unknown(2, why)
-}
-
-// etherType is the protocol of an Ethernet frame with the packet.
-func (w *walk) etherType() []byte {
-	if w.family == nft.FamilyIP6 {
-		return binary.BigEndian.AppendUint16(nil, unix.ETH_P_IPV6)
-	}
-	return binary.BigEndian.AppendUint16(nil, unix.ETH_P_IP)
-}
-
 // incoming is the interface that the packet comes in by. If nobody has named it, it is that of the route to the source.
 func (w *walk) incoming() ifname {
 	if name := w.routeTo(w.packet.Source.Addr()).Interface; w.iif.unknown != "" && name != "" && !w.atDevice {
@@ -377,90 +235,6 @@ func (w *walk) addressType(addr netip.Addr) value {
 	v := unknown(4, "the evaluator knows no address type but local")
 	v.never = []byte(nft.IntegerData(unix.RTN_LOCAL))
 	return v
-}
-
-// part is a part of a header.
-type part struct {
-	at int
-	value
-}
-
-// payload returns a part of the packet's headers.
-func (s *statements) payload(p nft.Payload) value {
-	out := unknown(int(min(p.Length, 64)), "the evaluator does not model "+p.String())
-	if p.Length > 64 || p.Offset > 1<<16 {
-		return out
-	}
-	for _, part := range s.header(p.Base) {
-		for i := range part.data {
-			if at := part.at + i - int(p.Offset); at >= 0 && at < int(p.Length) {
-				out.data[at], out.known[at] = part.data[i], part.known[i]
-				if part.why != "" {
-					out.why = part.why
-				}
-			}
-		}
-	}
-	for i := int(p.Length); i < len(out.known); i++ { // padding
-		out.known[i] = 0xff
-	}
-	return out
-}
-
-// header returns what is known of a header, each part with its true length.
-func (s *statements) header(base nft.PayloadBase) []part {
-	cut := func(at, length int, v value) part {
-		v.data, v.known = v.data[:length], v.known[:length]
-		return part{at, v}
-	}
-	addr := s.walk.destination.Addr().BitLen() / 8
-	hops := known([]byte{s.hops})
-	if !s.hopsSet && s.lenient() {
-		hops = unknown(1, "how far the packet has come is not known")
-	}
-	switch {
-	case base == nft.LinkHeader:
-		return []part{cut(12, 2, known(s.etherType()))}
-	case base == nft.NetworkHeader && s.walk.family == nft.FamilyIP:
-		return []part{
-			cut(0, 1, known([]byte{4<<4 | 5})),
-			cut(6, 2, value{data: []byte{0, 0}, known: []byte{0x3f, 0xff}, why: "whether the packet may be fragmented is not known"}),
-			cut(8, 1, hops), cut(9, 1, known([]byte{s.packet.Protocol})),
-			cut(12, addr, s.address(s.source.Addr())), cut(16, addr, s.address(s.walk.destination.Addr())),
-		}
-	case base == nft.NetworkHeader:
-		return []part{
-			cut(6, 1, known([]byte{s.packet.Protocol})), cut(7, 1, hops),
-			cut(8, addr, s.address(s.source.Addr())), cut(24, addr, s.address(s.walk.destination.Addr())),
-		}
-	case base == nft.TransportHeader:
-		return s.transportHeader(cut)
-	}
-	return nil
-}
-
-// tcpFlags are those of a TCP header that say what the packet does. Others are about congestion.
-const tcpFlags = 0x3f
-
-// Types of the messages that begin a connection. Errors belong to other connections.
-const echoRequest, echoRequestV6 = 8, 128
-
-func (s *statements) transportHeader(cut func(int, int, value) part) (parts []part) {
-	first := s.packet.Connection == nil
-	parts = []part{
-		cut(0, 2, s.port(s.source.Port(), string(UnknownSourcePort))), cut(2, 2, s.port(s.walk.destination.Port(), "the destination port is not known")),
-	}
-	switch protocol := s.packet.Protocol; {
-	case protocol == unix.IPPROTO_ICMP && first:
-		parts = append(parts, cut(0, 2, known([]byte{echoRequest, 0})))
-	case protocol == unix.IPPROTO_ICMPV6 && first:
-		parts = append(parts, cut(0, 2, known([]byte{echoRequestV6, 0})))
-	case protocol == unix.IPPROTO_TCP && first:
-		parts = append(parts, cut(13, 1, value{data: []byte{nft.TCPFlagSYN}, known: []byte{tcpFlags}, why: "flags about congestion are not known"}))
-	case protocol == unix.IPPROTO_TCP:
-		parts = append(parts, cut(13, 1, unknown(1, "the flags of later packets are not known")))
-	}
-	return parts
 }
 
 // fib returns the type of an address, or the interface of the route to it: perhaps only if that is the one that the packet
