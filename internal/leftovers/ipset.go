@@ -34,7 +34,8 @@ func ipsetIPv6(name string) string {
 	return name[:min(len(name), maxIPSetName)]
 }
 
-// Messages of ipset, from linux/netfilter/ipset/ip_set.h.
+// Messages of ipset, from linux/netfilter/ipset/ip_set.h. Package github.com/vishvananda/netlink lists all elements of a
+// set to find out whether it exists, and panics at an error that is not an errno.
 const (
 	ipsetDestroy, ipsetTest, ipsetHeader                  = 3, 11, 12
 	ipsetAttrProtocol, ipsetAttrName                      = 1, 2

@@ -13,8 +13,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/mdlayher/netlink"
-	"golang.org/x/sys/unix"
+	"github.com/vishvananda/netlink"
 )
 
 // ipvsDevice is the name of the dummy device of the mode ipvs.
@@ -51,11 +50,8 @@ func readDevice() (*device, error) {
 
 // removeAddress removes an address from the device.
 func (d *device) removeAddress(addr netip.Addr) error {
-	// struct ifaddrmsg: family, prefix length, flags, scope, and the device.
-	body := binary.NativeEndian.AppendUint32([]byte{byte(addressFamily(addr)), byte(addr.BitLen()), 0, 0}, uint32(d.index))
-	ae := netlink.NewAttributeEncoder()
-	ae.Bytes(unix.IFA_LOCAL, addr.AsSlice())
-	if err := changeLinks(unix.RTM_DELADDR, body, ae); err != nil {
+	own := &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(addr.BitLen(), addr.BitLen())}
+	if err := netlink.AddrDel(d.link(), &netlink.Addr{IPNet: own}); err != nil && !gone(err) {
 		return fmt.Errorf("remove %s from %s: %w", addr, ipvsDevice, err)
 	}
 	return nil
@@ -63,32 +59,14 @@ func (d *device) removeAddress(addr netip.Addr) error {
 
 // remove removes the device with all addresses that it still has.
 func (d *device) remove() error {
-	// struct ifinfomsg: family, type, the device, flags, and a mask of these.
-	body := binary.NativeEndian.AppendUint32(make([]byte, 4), uint32(d.index))
-	if err := changeLinks(unix.RTM_DELLINK, append(body, make([]byte, 8)...), netlink.NewAttributeEncoder()); err != nil {
+	if err := netlink.LinkDel(d.link()); err != nil && !gone(err) {
 		return fmt.Errorf("remove %s: %w", ipvsDevice, err)
 	}
 	return nil
 }
 
-func changeLinks(typ netlink.HeaderType, body []byte, ae *netlink.AttributeEncoder) error {
-	attributes, err := ae.Encode()
-	if err != nil {
-		return err
-	}
-	conn, err := netlink.Dial(unix.NETLINK_ROUTE, nil)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	_, err = conn.Execute(netlink.Message{
-		Header: netlink.Header{Type: typ, Flags: netlink.Request | netlink.Acknowledge},
-		Data:   append(body, attributes...),
-	})
-	if gone(err) {
-		return nil
-	}
-	return err
+func (d *device) link() netlink.Link {
+	return &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: d.index}}
 }
 
 // socketFiles list the sockets of a network namespace.
