@@ -18,7 +18,7 @@ import (
 
 // programs of this machine that the tests call. They come along with the libraries that they load.
 var programs = []string{"nft", "iptables-nft-restore", "ip6tables-nft-restore", "iptables-nft", "ip6tables-nft", "iptables-nft-save", "ip6tables-nft-save",
-	"iptables-legacy-restore", "ip6tables-legacy-restore", "iptables-legacy-save", "ip6tables-legacy-save", "ipvsadm", "ipset", "sh", "true", "sleep"}
+	"iptables-legacy-restore", "ip6tables-legacy-restore", "iptables-legacy-save", "ip6tables-legacy-save", "ipvsadm", "ipset", "wg", "sh", "true", "sleep"}
 
 // dataFiles are read by those programs.
 var dataFiles = []string{"/etc/protocols", "/etc/services"}
@@ -94,7 +94,7 @@ func (im *image) addPrograms(ctx context.Context) error {
 	for _, name := range programs {
 		file, err := exec.LookPath(name)
 		if err != nil {
-			return fmt.Errorf("%w: apt-get install nftables iptables ipvsadm ipset", err)
+			return fmt.Errorf("%w: apt-get install nftables iptables ipvsadm ipset wireguard-tools", err)
 		}
 		libraries, err := output(exec.CommandContext(ctx, "ldd", file))
 		if err != nil {

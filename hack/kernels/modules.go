@@ -25,7 +25,7 @@ var testModules = []string{
 	// Links, foreign rules, tables of iptables-nft.
 	"veth", "nft_fib_inet", "nft_reject_inet", "nft_log", "nf_log_syslog", "nft_connlimit", "nf_conntrack_ftp", "nf_conntrack_tftp", "nf_conntrack_sip", "nft_limit", "nft_redir", "nft_objref", "nft_quota", "nft_compat", "xt_comment", "xt_mark", "xt_MASQUERADE",
 	"xt_conntrack", "xt_addrtype", "xt_statistic", "xt_nat", "xt_REDIRECT", "xt_recent", "xt_tcpudp", "xt_set", "ip_set", "ip_set_hash_ip", "ip_tables", "ip6_tables",
-	"iptable_filter", "iptable_nat", "iptable_mangle", "ip6table_filter", "ip6table_nat", "ip6table_mangle", "ipt_REJECT", "ip6t_REJECT", "tun", "bridge", "dummy", "sctp",
+	"iptable_filter", "iptable_nat", "iptable_mangle", "ip6table_filter", "ip6table_nat", "ip6table_mangle", "ipt_REJECT", "ip6t_REJECT", "tun", "bridge", "dummy", "sctp", "wireguard",
 	// The mode ipvs.
 	"ip_vs", "ip_vs_rr", "ip_set_hash_ipport", "ip_set_hash_ipportip", "ip_set_hash_ipportnet", "ip_set_bitmap_port",
 }

@@ -37,6 +37,7 @@ var suites = []suite{
 	{name: "without IPv6", pkg: "integration", run: "^Test(KernelWithoutIPv6|GoldenFlows)$", parameters: "ipv6.disable=1"},
 	{name: "takeover", pkg: "integration/takeover", run: "^TestTakeover$"},
 	{name: "from ipvs", pkg: "integration/takeover", run: "^TestTakeoverFromModeIPVS$", args: []string{"-takeovers=3"}},
+	{name: "direct return over WireGuard", pkg: "integration/directreturn", run: "^TestWireGuard$"},
 	{name: "leftovers of ipvs", pkg: "integration/takeover", run: "^TestLeftoversOfModeIPVS$"},
 }
 

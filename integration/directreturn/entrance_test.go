@@ -2,17 +2,23 @@ package directreturn
 
 import (
 	"bufio"
+	"crypto/ecdh"
+	"crypto/rand"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os/exec"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/nftproxy/nftproxy/internal/testkit/await"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/model"
+	"github.com/vishvananda/netlink"
 )
 
 func (n *node) script(t *testing.T, text string) {
@@ -68,7 +74,7 @@ func TestIPsec(t *testing.T) {
 	f.keeps(t, 1, true)
 }
 
-// Routes by a vxlan device in metadata mode choose the tunnel if they have it themselves (encap), and not otherwise.
+// A vxlan device in metadata mode may choose the tunnel by the packet's destination, so nodes forward nothing by it.
 func TestMetadataOverlay(t *testing.T) {
 	t.Parallel()
 	f := newFabric(t, false)
@@ -76,23 +82,118 @@ func TestMetadataOverlay(t *testing.T) {
 	for _, n := range f.nodes[1:] {
 		script := fmt.Sprintf("ip link add vx type vxlan external dstport 8472; ip link set vx mtu 1450 address 02:00:00:00:00:0%d up\n", n.number) +
 			fmt.Sprintf("ip addr add 10.245.0.%d/24 dev vx; ip addr add fd00:245::%d/64 dev vx nodad\n", n.number, n.number)
-		for _, other := range f.nodes[2:] {
+		for _, other := range f.nodes[1:] {
 			if other == n {
 				continue
 			}
 			for _, family := range families {
-				pods := netip.PrefixFrom(podAddr(family, other.number), prefixBits(family)).Masked()
 				hop := addr(family, fmt.Sprintf("10.245.0.%d", other.number), fmt.Sprintf("fd00:245::%d", other.number))
-				script += fmt.Sprintf("ip route replace %s encap ip id 1 dst %s via %s dev vx\n", pods, f.nodeAddr(model.IPv4, other.number), hop)
 				script += fmt.Sprintf("ip neigh replace %s lladdr 02:00:00:00:00:0%d dev vx\n", hop, other.number)
+				tunnel := fmt.Sprintf("encap ip id 1 dst %s", f.nodeAddr(model.IPv4, other.number))
+				script += fmt.Sprintf("ip route replace %s %s dev vx\n", hop, tunnel) // for answers to a node
+				if other.pod != nil {
+					pods := netip.PrefixFrom(podAddr(family, other.number), prefixBits(family)).Masked()
+					script += fmt.Sprintf("ip route replace %s %s via %s dev vx onlink\n", pods, tunnel, hop)
+				}
 			}
 		}
 		n.script(t, script)
 	}
 	f.start(t, serving(2, 3, 4), 1, 2, 3, 4)
-	f.keeps(t, 1, true)
-	f.nodes[1].script(t, "ip route replace 10.244.2.0/24 dev vx")
-	f.nodes[1].proxy.Says(t, `reason="device vx (vxlan in metadata mode) may choose the tunnel by the packet's destination"`)
+	f.nodes[1].proxy.Says(t, `this node forwards nothing; clients that enter by it are masqueraded" reason="device vx (vxlan) may choose the tunnel by the packet's destination"`)
+	f.keeps(t, 1, false)
+}
+
+// TestWireGuard needs a kernel with WireGuard: `make test-kernels` runs it.
+func TestWireGuard(t *testing.T) {
+	w := newWired(t)
+	w.addWireGuard(t)
+	w.serve(t, everyNode, 2, 3, 4)
+	w.spread(t, 1)
+	t.Run("loses what is forwarded as it is", func(t *testing.T) {
+		for _, family := range families {
+			if n := w.dials(family); n != 0 {
+				t.Errorf("%s: %d connections come about", family, n)
+			}
+		}
+	})
+	t.Run("brings what a node masquerades because of it", func(t *testing.T) {
+		for _, b := range w.backends[1:] {
+			must(t, b.Close())
+		}
+		w.start(t, serving(2, 3, 4), 1, 2, 3, 4)
+		w.nodes[1].proxy.Says(t, `this node forwards nothing; clients that enter by it are masqueraded" reason="device wg0 (wireguard) may choose`)
+		w.keeps(t, 1, false)
+		for _, family := range families {
+			if n := w.dials(family); n != dialed {
+				t.Errorf("%s: %d of %d connections come about", family, n, dialed)
+			}
+		}
+	})
+}
+
+// dials dials from several of the client's addresses, and returns how many connections come about.
+func (f *fabric) dials(family model.Family) int {
+	var came atomic.Int32
+	var group sync.WaitGroup
+	for client := range dialed {
+		group.Go(func() {
+			_ = f.client.Do(func() error {
+				c := &connection{network: "tcp", from: clientAddr(family, client)}
+				err := c.dial(direct)
+				if err == nil {
+					came.Add(1)
+					c.Close()
+				}
+				return err
+			})
+		})
+	}
+	group.Wait()
+	return int(came.Load())
+}
+
+const dialed = 20
+
+// addWireGuard has nodes reach the pods of the others by WireGuard, as flannel and Calico do.
+func (f *fabric) addWireGuard(t *testing.T) {
+	t.Helper()
+	probe := lab.RouterForTest(t, "probe")
+	if err := probe.Routes().LinkAdd(&netlink.Wireguard{LinkAttrs: netlink.LinkAttrs{Name: "wg0"}}); err != nil {
+		t.Skip("this kernel has no WireGuard:", err)
+	}
+	number := func(family model.Family, n *node) netip.Addr {
+		return addr(family, fmt.Sprintf("10.246.0.%d", n.number), fmt.Sprintf("fd00:246::%d", n.number))
+	}
+	public := map[*node]string{}
+	for _, n := range f.nodes[1:] {
+		must(t, n.Routes().LinkAdd(&netlink.Wireguard{LinkAttrs: netlink.LinkAttrs{Name: "wg0"}}))
+		must(t, n.Routes().LinkSetUp(link(t, n.Host, "wg0")))
+		private, err := ecdh.X25519().GenerateKey(rand.Reader)
+		must(t, err)
+		public[n] = base64.StdEncoding.EncodeToString(private.PublicKey().Bytes())
+		n.script(t, fmt.Sprintf("echo %s | wg set wg0 listen-port 51820 private-key /dev/fd/0", base64.StdEncoding.EncodeToString(private.Bytes())))
+		for _, family := range families {
+			address(t, n.Host, "wg0", number(family, n))
+		}
+	}
+	for _, n := range f.nodes[1:] {
+		for _, other := range f.nodes[1:] {
+			if other == n {
+				continue
+			}
+			var allowed []string
+			for _, family := range families {
+				allowed = append(allowed, netip.PrefixFrom(number(family, other), number(family, other).BitLen()).String())
+				if other.pod != nil {
+					pods := netip.PrefixFrom(podAddr(family, other.number), prefixBits(family)).Masked()
+					allowed = append(allowed, pods.String())
+					must(t, n.Routes().RouteReplace(&netlink.Route{Dst: ipNet(pods), LinkIndex: link(t, n.Host, "wg0").Attrs().Index, Scope: netlink.SCOPE_LINK}))
+				}
+			}
+			n.script(t, fmt.Sprintf("wg set wg0 peer %s endpoint %s:51820 allowed-ips %s", public[other], f.nodeAddr(model.IPv4, other.number), strings.Join(allowed, ",")))
+		}
+	}
 }
 
 // Containers behind a node's own NAT have no address that other nodes know, so the node translates their connections.

@@ -1,178 +1,108 @@
 package nodeaddr
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
 	"net"
 	"net/netip"
 	"slices"
+	"syscall"
 
-	"github.com/mdlayher/netlink"
-	"github.com/nftproxy/nftproxy/internal/netlinkattr"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
 // Obstacle says why packets to other machines, forwarded as they are to the next hop of the routes to some addresses, would
 // not arrive or would leave unencrypted; empty if they arrive. Their own destination is another address, so a tunnel must
-// be chosen by the route, and no IPsec policy may be meant for them. The network namespace is the thread's.
+// be chosen by the next hop, and no IPsec policy may be meant for them. The network namespace is the thread's.
 func Obstacle(to []netip.Addr) (string, error) {
 	policies, err := outPolicies()
 	if err != nil {
 		return "", fmt.Errorf("list the xfrm policies: %w", err)
 	}
-	conn, err := netlink.Dial(unix.NETLINK_ROUTE, nil)
+	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return "", err
 	}
-	defer conn.Close()
-	looked := map[int]bool{}
+	defer handle.Close()
+	looked := map[int]bool{0: true} // of a route of type blackhole
 	for _, addr := range to {
-		for _, policy := range policies {
-			if policy.Contains(addr) {
-				return fmt.Sprintf("an xfrm policy for %s would not match, so packets to %s would leave unencrypted", policy, addr), nil
-			}
+		if i := slices.IndexFunc(policies, func(p netip.Prefix) bool { return p.Contains(addr) }); i >= 0 {
+			return fmt.Sprintf("an xfrm policy for %s would not match, so packets to %s would leave unencrypted", policies[i], addr), nil
 		}
-		device, byRoute, err := routeTo(conn, addr)
-		if err != nil {
+		routes, err := handle.RouteGet(addr.AsSlice())
+		if err != nil && !leadsNowhere(err) {
 			return "", fmt.Errorf("ask for the route to %s: %w", addr, err)
 		}
-		if device == 0 || byRoute || looked[device] {
-			continue
-		}
-		looked[device] = true
-		if obstacle, err := tunnel(conn, device); err != nil || obstacle != "" {
-			return obstacle, err
-		}
-	}
-	return "", nil
-}
-
-// routeTo returns the index of the device by which the route to an address leads; 0 for no route. byRoute says that the
-// route itself has the tunnel (ip route … encap).
-func routeTo(conn *netlink.Conn, to netip.Addr) (device int, byRoute bool, err error) {
-	h := header{family: unix.AF_INET, bits: uint8(to.BitLen())}
-	if to.Is6() {
-		h.family = unix.AF_INET6
-	}
-	request := netlinkattr.List(h.encode())
-	request.Bytes(unix.RTA_DST, to.AsSlice())
-	answers, err := conn.Execute(netlink.Message{Header: netlink.Header{Type: unix.RTM_GETROUTE, Flags: netlink.Request}, Data: request})
-	if err != nil {
-		if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINVAL) {
-			return 0, false, nil // no such packet leaves: no route, or one of type unreachable, prohibit or blackhole
-		}
-		return 0, false, err
-	}
-	for _, m := range answers {
-		if len(m.Data) < unix.SizeofRtMsg || m.Data[7] != unix.RTN_UNICAST {
-			continue
-		}
-		r := route{attributes: m.Data[unix.SizeofRtMsg:]}
-		return r.hop().device, netlinkattr.Find(r.attributes, unix.RTA_ENCAP_TYPE) != nil, nil
-	}
-	return 0, false, nil
-}
-
-// metadataAttributes have the attribute of IFLA_INFO_DATA that says, for each kind of device, that a program or a route
-// chooses the tunnel of each packet.
-var metadataAttributes = map[string]uint16{
-	"vxlan": 25, "geneve": 6, "gre": 18, "gretap": 18, "erspan": 18, "ip6gre": 18, "ip6gretap": 18, "ip6erspan": 18, "ipip": 19, "ip6tnl": 19, "sit": 19,
-}
-
-// tunnel says why a device would not bring a packet to the next hop of its route; empty if it does.
-func tunnel(conn *netlink.Conn, device int) (string, error) {
-	request := make([]byte, unix.SizeofIfInfomsg)
-	binary.NativeEndian.PutUint32(request[4:], uint32(device))
-	answers, err := conn.Execute(netlink.Message{Header: netlink.Header{Type: unix.RTM_GETLINK, Flags: netlink.Request}, Data: request})
-	if err != nil {
-		return "", fmt.Errorf("ask for device %d: %w", device, err)
-	}
-	for _, m := range answers {
-		if len(m.Data) < unix.SizeofIfInfomsg {
-			continue
-		}
-		attributes := m.Data[unix.SizeofIfInfomsg:]
-		info := netlinkattr.Find(attributes, unix.IFLA_LINKINFO)
-		if reason := byDestination(netlinkattr.Text(netlinkattr.Find(info, unix.IFLA_INFO_KIND)), netlinkattr.Find(info, unix.IFLA_INFO_DATA)); reason != "" {
-			return fmt.Sprintf("device %s %s", netlinkattr.Text(netlinkattr.Find(attributes, unix.IFLA_IFNAME)), reason), nil
+		for _, r := range routes {
+			if looked[r.LinkIndex] {
+				continue
+			}
+			looked[r.LinkIndex] = true
+			if link, err := handle.LinkByIndex(r.LinkIndex); err != nil {
+				return "", fmt.Errorf("ask for device %d: %w", r.LinkIndex, err)
+			} else if byDestination(link) {
+				return fmt.Sprintf("device %s (%s) may choose the tunnel by the packet's destination", link.Attrs().Name, link.Type()), nil
+			}
 		}
 	}
 	return "", nil
 }
 
-// byDestination says how devices of a kind, with its data, choose the way of a packet by its own destination; empty if they
-// do not.
-func byDestination(kind string, data []byte) string {
-	const tunType = 3 // IFLA_TUN_TYPE
-	switch kind {
-	case "wireguard":
-		return "(wireguard) chooses the peer by the packet's destination"
-	case "openvswitch":
-		return "(Open vSwitch) may choose the tunnel by the packet's destination"
-	case "xfrm", "vti", "vti6":
-		return "(" + kind + ") chooses the IPsec policy by the packet's destination"
-	case "tun":
-		if t := netlinkattr.Find(data, tunType); len(t) == 1 && t[0] == unix.IFF_TUN {
-			return "(tun) gives packets without their next hop to a program"
-		}
-	}
-	if metadata := metadataAttributes[kind]; metadata != 0 {
-		on := false
-		_ = netlinkattr.Each(data, func(typ uint16, payload []byte) error { // a flag, or a byte
-			on = on || typ == metadata && (len(payload) == 0 || payload[0] != 0)
-			return nil
-		})
-		if on {
-			return "(" + kind + " in metadata mode) may choose the tunnel by the packet's destination"
-		}
-	}
-	return ""
-}
-
-// Of XFRM, which golang.org/x/sys/unix lacks.
-const (
-	xfrmGetPolicy    = 0x15
-	xfrmPolicyOut    = 1
-	xfrmTemplates    = 5
-	xfrmFamily       = 40  // in struct xfrm_userpolicy_info
-	xfrmPrefixLength = 42  //
-	xfrmDirection    = 160 //
-	xfrmAction       = 161 // 0 for allow
-	xfrmPolicyLength = 168
-)
-
-// outPolicies returns the destinations of the IPsec policies for packets that leave: those that encrypt, or drop.
+// outPolicies returns the destinations of the IPsec policies for packets that leave: those that encrypt, or drop. The
+// library's XfrmPolicyList takes short IPv6 prefixes for IPv4.
 func outPolicies() (to []netip.Prefix, err error) {
-	conn, err := netlink.Dial(unix.NETLINK_XFRM, nil)
+	messages, err := nl.NewNetlinkRequest(nl.XFRM_MSG_GETPOLICY, unix.NLM_F_DUMP).Execute(unix.NETLINK_XFRM, nl.XFRM_MSG_NEWPOLICY)
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
 		return nil, nil // a kernel without IPsec
 	}
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	messages, err := conn.Execute(netlink.Message{Header: netlink.Header{Type: xfrmGetPolicy, Flags: netlink.Request | netlink.Dump}})
-	if err != nil {
-		return nil, err
-	}
 	for _, m := range messages {
-		if len(m.Data) < xfrmPolicyLength || m.Data[xfrmDirection] != xfrmPolicyOut {
+		policy := nl.DeserializeXfrmUserpolicyInfo(m)
+		attributes, err := nl.ParseRouteAttr(m[policy.Len():])
+		if err != nil {
+			return nil, err
+		}
+		isTemplate := func(a syscall.NetlinkRouteAttr) bool { return a.Attr.Type == nl.XFRMA_TMPL }
+		if netlink.Dir(policy.Dir) != netlink.XFRM_DIR_OUT ||
+			netlink.PolicyAction(policy.Action) == netlink.XFRM_POLICY_ALLOW && !slices.ContainsFunc(attributes, isTemplate) {
 			continue
 		}
-		if m.Data[xfrmAction] == 0 && netlinkattr.Find(m.Data[xfrmPolicyLength:], xfrmTemplates) == nil {
-			continue // it lets packets pass as they are
+		addr := netip.AddrFrom16(policy.Sel.Daddr)
+		if policy.Sel.Family == unix.AF_INET {
+			addr = netip.AddrFrom4([4]byte(policy.Sel.Daddr[:4]))
 		}
-		addr := netip.AddrFrom16([16]byte(m.Data[:16]))
-		if binary.NativeEndian.Uint16(m.Data[xfrmFamily:]) == unix.AF_INET {
-			addr = netip.AddrFrom4([4]byte(m.Data[:4]))
-		}
-		if p, err := addr.Prefix(int(m.Data[xfrmPrefixLength])); err == nil {
-			to = append(to, p)
-		}
+		to = append(to, netip.PrefixFrom(addr, int(policy.Sel.PrefixlenD)))
 	}
-	return to, nil
+	return to, err
+}
+
+// leadsNowhere reports whether the kernel has no route, or one of type unreachable, prohibit or blackhole.
+func leadsNowhere(err error) bool {
+	return slices.ContainsFunc([]error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL}, func(e error) bool { return errors.Is(err, e) })
+}
+
+// byDestination reports whether a device chooses the tunnel of a packet by the packet's own destination, or lets a program
+// choose, and not by the next hop.
+func byDestination(link netlink.Link) bool {
+	switch l := link.(type) {
+	case *netlink.Vxlan:
+		return l.FlowBased
+	case *netlink.Geneve:
+		return l.FlowBased
+	case *netlink.Gretap:
+		return l.FlowBased
+	case *netlink.Gretun:
+		return l.FlowBased
+	case *netlink.Iptun:
+		return l.FlowBased
+	case *netlink.Ip6tnl:
+		return l.FlowBased
+	case *netlink.Tuntap:
+		return l.Mode == netlink.TUNTAP_MODE_TUN
+	}
+	return slices.Contains([]string{"wireguard", "openvswitch", "xfrm", "vti", "vti6"}, link.Type())
 }
 
 // Inside returns the names, sorted, of the devices with networks for which this machine is the gateway, such as those of
@@ -186,41 +116,26 @@ func Inside(own []netip.Addr) ([]string, error) {
 	}
 	names := map[int]string{}
 	for _, i := range interfaces {
-		addresses, err := i.Addrs()
-		if err != nil {
-			continue // it went
-		}
-		inside := false
-		for _, a := range addresses {
+		addresses, _ := i.Addrs() // none if it went
+		isOwn := func(a net.Addr) bool {
 			p, err := netip.ParsePrefix(a.String())
-			if err == nil && slices.Contains(own, p.Addr()) {
-				inside = false
-				break
-			}
-			inside = inside || err == nil && p.Addr().IsGlobalUnicast()
+			return err == nil && slices.Contains(own, p.Addr())
 		}
-		if inside && i.Flags&net.FlagLoopback == 0 {
+		isGlobal := func(a net.Addr) bool {
+			p, err := netip.ParsePrefix(a.String())
+			return err == nil && p.Addr().IsGlobalUnicast()
+		}
+		if i.Flags&net.FlagLoopback == 0 && slices.ContainsFunc(addresses, isGlobal) && !slices.ContainsFunc(addresses, isOwn) {
 			names[i.Index] = i.Name
 		}
 	}
-	if len(names) == 0 {
-		return nil, nil
-	}
-	for _, family := range addressFamilies {
-		read := 0
-		for r, err := range routes(0, header{family: family, table: unix.RT_TABLE_UNSPEC, typ: unix.RTN_UNICAST}) {
-			if err != nil {
-				return nil, fmt.Errorf("list the routes: %w", err)
-			}
-			if read++; read > maxRoutes {
-				break
-			}
-			if hop := r.hop(); hop.hasGateway || r.bits == 0 {
-				for _, device := range append(hop.more, hop.device) {
-					delete(names, device)
-				}
+	err = eachRoute(unix.RT_TABLE_UNSPEC, func(r netlink.Route) {
+		if hasGateway(r) || isDefault(r) {
+			delete(names, r.LinkIndex)
+			for _, hop := range r.MultiPath {
+				delete(names, hop.LinkIndex)
 			}
 		}
-	}
-	return slices.Sorted(maps.Values(names)), nil
+	})
+	return slices.Sorted(maps.Values(names)), err
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/internal/testkit/netns"
+	"github.com/vishvananda/netlink"
 )
 
 const uplinkOfNode = `ip link add eth0 type veth peer name peer0; ip link set eth0 up; ip link set peer0 up
@@ -33,12 +34,13 @@ func TestObstacle(t *testing.T) {
 		{name: "a blackhole", script: "ip route add blackhole 10.244.2.0/24", to: "10.244.2.5"},
 		{name: "a vxlan device as flannel has it", script: flannel + "ip route add 10.244.2.0/24 via 10.244.2.0 dev vx onlink", to: "10.244.2.5"},
 		{name: "a vxlan device in metadata mode", script: metadata + "ip route add 10.244.2.0/24 via 10.244.2.0 dev vx onlink", to: "10.244.2.5",
-			want: "device vx (vxlan in metadata mode)"},
-		{name: "a vxlan device in metadata mode by a rule and another table", to: "10.244.2.5", want: "device vx (vxlan in metadata mode)",
+			want: "device vx (vxlan)"},
+		{name: "a vxlan device in metadata mode by a rule and another table", to: "10.244.2.5", want: "device vx (vxlan)",
 			script: metadata + "ip route add 10.244.2.0/24 dev vx table 7; ip rule add to 10.244.0.0/16 lookup 7"},
 		{name: "a vxlan device in metadata mode to others", script: metadata + "ip route add 10.99.0.0/24 dev vx", to: "10.244.2.5"},
-		{name: "a route that chooses the tunnel", to: "10.244.2.5", script: metadata + "ip route add 10.244.2.0/24 encap ip id 1 dst 192.0.2.9 dev vx"},
-		{name: "a program's tunnel", to: "10.244.2.5", want: "device tun0 (tun)",
+		{name: "a vxlan device in metadata mode, and a route that chooses the tunnel", to: "10.244.2.5", want: "device vx (vxlan)",
+			script: metadata + "ip route add 10.244.2.0/24 encap ip id 1 dst 192.0.2.9 dev vx"},
+		{name: "a program's tunnel", to: "10.244.2.5", want: "device tun0 (tuntap)",
 			script: "ip tuntap add dev tun0 mode tun; ip link set tun0 up; ip route add 10.244.2.0/24 dev tun0"},
 		{name: "a program's Ethernet", to: "10.244.2.5",
 			script: "ip tuntap add dev tap0 mode tap; ip link set tap0 up; ip route add 10.244.2.0/24 dev tap0"},
@@ -62,11 +64,20 @@ func TestObstacle(t *testing.T) {
 	}
 }
 
-// The data of WireGuard and Open vSwitch devices does not matter; this kernel may lack them.
+// This kernel lacks most of these devices.
 func TestByDestination(t *testing.T) {
-	for kind, want := range map[string]bool{"wireguard": true, "openvswitch": true, "xfrm": true, "veth": false, "bridge": false, "ipip": false, "": false} {
-		if got := byDestination(kind, nil) != ""; got != want {
-			t.Errorf("%q: %v, want %v", kind, got, want)
+	for _, tt := range []struct {
+		link netlink.Link
+		want bool
+	}{
+		{&netlink.Wireguard{}, true}, {&netlink.GenericLink{LinkType: "openvswitch"}, true}, {&netlink.Xfrmi{}, true}, {&netlink.Vti{}, true},
+		{&netlink.Geneve{FlowBased: true}, true}, {&netlink.Iptun{FlowBased: true}, true}, {&netlink.Ip6tnl{FlowBased: true}, true},
+		{&netlink.Gretun{FlowBased: true}, true}, {&netlink.Gretap{FlowBased: true}, true},
+		{&netlink.Geneve{}, false}, {&netlink.Iptun{}, false}, {&netlink.Ip6tnl{}, false}, {&netlink.Gretun{}, false}, {&netlink.Gretap{}, false},
+		{&netlink.Veth{}, false}, {&netlink.Bridge{}, false}, {&netlink.GenericLink{}, false},
+	} {
+		if got := byDestination(tt.link); got != tt.want {
+			t.Errorf("%T %q: %v, want %v", tt.link, tt.link.Type(), got, tt.want)
 		}
 	}
 }

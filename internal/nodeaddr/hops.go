@@ -2,13 +2,12 @@ package nodeaddr
 
 import (
 	"cmp"
-	"encoding/binary"
 	"fmt"
 	"maps"
 	"net"
 	"slices"
 
-	"github.com/nftproxy/nftproxy/internal/netlinkattr"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -37,26 +36,23 @@ func SmallHops() (small []Hop, defaultMTU int, err error) {
 		byIndex[i.Index] = i
 	}
 	hops := map[Hop]bool{}
-	for _, family := range addressFamilies {
-		read := 0
-		for r, err := range routes(0, header{family: family, table: unix.RT_TABLE_MAIN, typ: unix.RTN_UNICAST}) {
-			if err != nil {
-				return nil, 0, fmt.Errorf("list the routes: %w", err)
-			}
-			if read++; read > maxRoutes {
-				break
-			}
-			hop := r.hop()
-			device, known := byIndex[hop.device]
-			mtu := cmp.Or(hop.mtu, device.MTU)
-			switch {
-			case !known:
-			case r.bits == 0:
-				defaultMTU = max(defaultMTU, mtu)
-			case hop.hasGateway, hop.mtu > 0, device.Flags&net.FlagPointToPoint != 0:
-				hops[Hop{device.Name, mtu}] = true
-			}
+	err = eachRoute(unix.RT_TABLE_MAIN, func(r netlink.Route) {
+		index := r.LinkIndex
+		if len(r.MultiPath) > 0 { // the first one's device counts
+			index = r.MultiPath[0].LinkIndex
 		}
+		device, known := byIndex[index]
+		mtu := cmp.Or(r.MTU, device.MTU)
+		switch {
+		case !known:
+		case isDefault(r):
+			defaultMTU = max(defaultMTU, mtu)
+		case hasGateway(r), r.MTU > 0, device.Flags&net.FlagPointToPoint != 0:
+			hops[Hop{device.Name, mtu}] = true
+		}
+	})
+	if err != nil {
+		return nil, 0, err
 	}
 	maps.DeleteFunc(hops, func(h Hop, _ bool) bool { return h.MTU >= defaultMTU })
 	return slices.SortedFunc(maps.Keys(hops), func(a, b Hop) int {
@@ -64,39 +60,25 @@ func SmallHops() (small []Hop, defaultMTU int, err error) {
 	}), defaultMTU, nil
 }
 
-// nextHop holds what decides about a route. One with several next hops has the first one's device.
-type nextHop struct {
-	hasGateway  bool
-	device, mtu int
-	// more are the devices of the next hops after the first.
-	more []int
-}
-
-func (r route) hop() (h nextHop) {
-	_ = netlinkattr.Each(r.attributes, func(typ uint16, payload []byte) error {
-		switch {
-		case typ == unix.RTA_GATEWAY, typ == unix.RTA_VIA:
-			h.hasGateway = true
-		case typ == unix.RTA_OIF && len(payload) == 4:
-			h.device = int(binary.NativeEndian.Uint32(payload))
-		case typ == unix.RTA_METRICS:
-			if mtu := netlinkattr.Find(payload, unix.RTAX_MTU); len(mtu) == 4 {
-				h.mtu = int(binary.NativeEndian.Uint32(mtu))
-			}
-		case typ == unix.RTA_MULTIPATH && len(payload) >= unix.SizeofRtNexthop:
-			h.hasGateway = true
-			h.device = int(int32(binary.NativeEndian.Uint32(payload[4:])))
-			for next := rtnexthopLength(payload); len(payload)-next >= unix.SizeofRtNexthop; next = rtnexthopLength(payload) {
-				payload = payload[next:]
-				h.more = append(h.more, int(int32(binary.NativeEndian.Uint32(payload[4:]))))
-			}
+// eachRoute calls do with the first routes of a table and of type unicast, in both IP families; RT_TABLE_UNSPEC for all tables.
+func eachRoute(table int, do func(netlink.Route)) error {
+	for _, family := range addressFamilies {
+		read := 0
+		err := netlink.RouteListFilteredIter(int(family), &netlink.Route{Table: table, Type: unix.RTN_UNICAST}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE, func(r netlink.Route) bool {
+			do(r)
+			read++
+			return read < maxRoutes
+		})
+		if err != nil {
+			return fmt.Errorf("list the routes: %w", err)
 		}
-		return nil
-	})
-	return h
+	}
+	return nil
 }
 
-// rtnexthopLength returns the length of the first struct rtnexthop with its attributes.
-func rtnexthopLength(hops []byte) int {
-	return max(netlinkattr.Padded(int(binary.NativeEndian.Uint16(hops))), unix.SizeofRtNexthop)
+func hasGateway(r netlink.Route) bool { return r.Gw != nil || r.Via != nil || len(r.MultiPath) > 0 }
+
+func isDefault(r netlink.Route) bool {
+	bits, _ := r.Dst.Mask.Size()
+	return bits == 0
 }

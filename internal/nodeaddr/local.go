@@ -49,7 +49,7 @@ type route struct {
 	attributes []byte
 }
 
-// routes lists the routes of a family, a type and a table, or of all tables (RT_TABLE_UNSPEC), as they arrive.
+// routes lists the routes of a family, a type and a table, as they arrive. The kernel leaves out the others.
 func routes(netNS int, wanted header) iter.Seq2[route, error] {
 	return func(yield func(route, error) bool) {
 		conn, err := netlink.Dial(unix.NETLINK_ROUTE, &netlink.Config{NetNS: netNS, Strict: true})
@@ -84,7 +84,7 @@ func (h header) decode(message []byte) (r route, ok bool) {
 		return r, false
 	}
 	h.bits = message[1]
-	return route{h, message[unix.SizeofRtMsg:]}, message[0] == h.family && (h.table == unix.RT_TABLE_UNSPEC || message[4] == h.table) && message[7] == h.typ
+	return route{h, message[unix.SizeofRtMsg:]}, message[0] == h.family && message[4] == h.table && message[7] == h.typ
 }
 
 // destination returns the prefix of a route, if it is one of the family.
