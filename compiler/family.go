@@ -5,7 +5,6 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/nftproxy/nftproxy/internal/directreturn"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 )
@@ -18,10 +17,8 @@ type family struct {
 	sets    *sets
 	ports   map[model.PortID]*portPlans
 	claims  claims
-	// front serves external addresses with direct return, before the chains that the plans name. It owns its sets and
-	// chains in the draft.
-	front  *directreturn.Planner
-	chains *endpointChains
+	front   front
+	chains  *endpointChains
 	// clientMaps are the maps of session affinity. addresses also writes the endpoints.
 	clientMaps *clientMaps
 	addresses  sharedAddresses
@@ -38,7 +35,7 @@ func newFamily(ip nft.Family, config *Config) *family {
 	}
 	f := &family{program: &program{family: ip, config: config}, draft: draft, ports: map[model.PortID]*portPlans{}, claims: newClaims(0)}
 	f.sets = addSets(draft, f.program)
-	f.front = directreturn.New(draft, config.DirectReturn, config.CountRefused)
+	f.front = newFront(draft, config)
 	f.program.front = f.front
 	f.chains = newEndpointChains(draft, f.program, f.sets.get(serviceElement, false))
 	f.clientMaps = newClientMaps(draft, f.program)

@@ -9,6 +9,29 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
+// front plans direct return in the table of a family: it serves external addresses before the chains that the plans name.
+// It owns its sets and chains in the draft.
+type front interface {
+	Ask(model.PortID, *model.ServicePort)
+	Serve(directreturn.Frontend, *model.ServicePort)
+	Settle() (changed bool)
+	Services() []nft.Rule
+	Chains(local []nft.Statement, guard []nft.Rule) []*nft.Chain
+	Restore(elements func(*nft.Set) []nft.Element)
+	ForwardsTo() []netip.Addr
+	Limit(mute bool, inside []string)
+	Without() (news []model.PortID, all int)
+}
+
+func newFront(draft *nft.Draft, config *Config) front {
+	return directreturn.New(draft, config.DirectReturn, config.CountRefused)
+}
+
+// frontCounters says what the counters of direct return's sets count.
+var frontCounters = map[string]Counted{
+	directreturn.Asked: CountedAsked, directreturn.Answered: CountedAnswered, directreturn.Unknown: CountedUnknownConnection,
+}
+
 // serveFront tells direct return who owns a frontend, if its rank may have it.
 func (f *family) serveFront(s *frontendState) {
 	if s.frontend.isNodePort() {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nftproxy/nftproxy/internal/directreturn"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 	"pgregory.net/rapid"
@@ -204,7 +205,7 @@ func (c *cluster) newCompiler(limits chainLimits) *Compiler {
 		c.Fatalf("%v", err)
 	}
 	for _, f := range compiler.families {
-		f.chains.limits, f.front.MaxAddresses = limits, c.directAddresses
+		f.chains.limits, f.front.(*directreturn.Planner).MaxAddresses = limits, c.directAddresses
 	}
 	return compiler
 }

@@ -3,7 +3,6 @@ package compiler
 import (
 	"net/netip"
 
-	"github.com/nftproxy/nftproxy/internal/directreturn"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 	"golang.org/x/sys/unix"
@@ -37,7 +36,7 @@ type program struct {
 	node         model.Node
 	serviceCIDRs []netip.Prefix
 	uses         uses
-	front        *directreturn.Planner
+	front        front
 }
 
 // uses says which sets have elements. Rules that only look up an empty set are left out, so that packets do not pay for

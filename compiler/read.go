@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nftproxy/nftproxy/internal/directreturn"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 )
@@ -141,18 +140,19 @@ var countedBySet = map[string]Counted{
 	refusedSourceElement.setName(false): CountedSource,
 	ClusterIPs:                          CountedPort,
 	unassignedSet:                       CountedAddress,
-	directreturn.Asked:                  CountedAsked,
-	directreturn.Answered:               CountedAnswered,
-	directreturn.Unknown:                CountedUnknownConnection,
 }
 
 // CountedBy returns what an element of the set of that name counts. The element's comment names the Service port for
 // CountedTraffic to CountedSource, and the Service for CountedPort. It is empty for CountedAddress.
 func CountedBy(set string, e nft.Element) Counted {
-	if counted := countedBySet[set]; counted != CountedNoEndpoints || e.Verdict != nft.Drop {
-		return counted
+	counted, is := countedBySet[set]
+	if !is {
+		counted = frontCounters[set]
 	}
-	return CountedPolicyLocal
+	if counted == CountedNoEndpoints && e.Verdict == nft.Drop {
+		return CountedPolicyLocal
+	}
+	return counted
 }
 
 // Compare orders frontends by Service port, protocol, kind, address, port and family.

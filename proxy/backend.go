@@ -77,9 +77,12 @@ type Hooks struct {
 	// OnWithoutDirectReturn is called in each Sync with the Service ports that ask for direct return and have none because of
 	// a limit: those of which it was not called yet, and the number of all.
 	OnWithoutDirectReturn func(news []model.PortID, all int)
-	// Entrance looks at the node's routes to addresses of endpoints on other nodes, while Services have direct return. own are
-	// the addresses of the Node. OnObstacle is called with each new Entrance.Obstacle.
-	Entrance   func(to, own []netip.Addr) (Entrance, error)
+	// Obstacle says why packets that this node forwards as they are would not arrive at some addresses of endpoints on other
+	// nodes, or would leave unencrypted; empty if nothing is in the way. Inside returns the devices of networks for which this
+	// node is the gateway; own are the addresses of the Node. Both are called while Services have direct return, and set
+	// together. OnObstacle is called with each new obstacle of the node.
+	Obstacle   func(to []netip.Addr) (string, error)
+	Inside     func(own []netip.Addr) ([]string, error)
 	OnObstacle func(string)
 	// OtherRules is called before the first commit if the tables are not there. It reports whether
 	// other rules serve, such as those of kube-proxy's mode iptables. Then Services come in a second
@@ -143,7 +146,7 @@ func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 	begin := time.Now()
 	conflicts := b.compiler.Apply(changes)
 	call(b.hooks.OnCompile, time.Since(begin))
-	b.lookAtEntrance(logger, changes, false)
+	b.lookAtNew(logger, changes)
 	for _, c := range conflicts {
 		logger.Info("Several Services claim the same address; only one gets it",
 			"address", c.Frontend, "owner", c.Owner.ServicePortName(), "others", portNames(c.Others))

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"net/netip"
 	"os"
 	"os/signal"
 	"syscall"
@@ -141,7 +140,8 @@ func hooks(h *health.Proxy, events *node.Events) proxy.Hooks {
 				events.DirectReturnDenied(id.Namespace, id.Service, id.Port)
 			}
 		},
-		Entrance: lookAtEntrance,
+		Obstacle: nodeaddr.Obstacle,
+		Inside:   nodeaddr.Inside,
 		OnObstacle: func(obstacle string) {
 			metrics.SetDirectReturnBlocked(obstacle != "")
 			if obstacle != "" {
@@ -157,11 +157,4 @@ func hooks(h *health.Proxy, events *node.Events) proxy.Hooks {
 			}
 		},
 	}
-}
-
-func lookAtEntrance(to, own []netip.Addr) (e proxy.Entrance, err error) {
-	if e.Obstacle, err = nodeaddr.Obstacle(to); err == nil {
-		e.Inside, err = nodeaddr.Inside(own)
-	}
-	return e, err
 }

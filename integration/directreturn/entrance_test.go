@@ -116,6 +116,9 @@ func TestWireGuard(t *testing.T) {
 				t.Errorf("%s: %d connections come about", family, n)
 			}
 		}
+		if link(t, w.nodes[1].Host, "wg0").Attrs().Statistics.TxErrors < dialed {
+			t.Error("WireGuard has a peer for the copies")
+		}
 	})
 	t.Run("brings what a node masquerades because of it", func(t *testing.T) {
 		for _, b := range w.backends[1:] {

@@ -115,14 +115,12 @@ func (p *Planner) Chains(local []nft.Statement, guard []nft.Rule) []*nft.Chain {
 		{Name: chainFind, Rules: p.find()},
 		{Name: chainForward, Rules: p.forward(local, guard)},
 		{Name: chainAgain, Rules: p.again()},
+		{Name: chainAsk, Rules: p.ask()},
 		{Name: chainErrors, Rules: p.icmpErrors()},
 		{Name: ChainOwn, Rules: p.translateOwn(local)},
 	}
 	if p.leaves {
 		chains = append(chains, &nft.Chain{Name: chainLeave, Rules: []nft.Rule{opensReturn(), nft.NewRule(nft.Goto(chainForward))}})
-	}
-	if p.asks {
-		chains = append(chains, &nft.Chain{Name: chainAsk, Rules: p.ask()})
 	}
 	return chains
 }
@@ -153,6 +151,9 @@ func (p *Planner) forward(local []nft.Statement, guard []nft.Rule) []nft.Rule {
 	}
 	rules = slices.Concat(rules, returnKnown(), returnAll(local), guard)
 	rules = append(rules, nft.NewRule(p.ttlBelow(forwardTTL), nft.Goto(chainAgain)))
+	if p.mute {
+		return rules
+	}
 	for _, device := range p.inside {
 		rules = append(rules, nft.NewRule(nft.Match{Field: nft.MetaIifname, Value: device}, nft.Return))
 	}
@@ -181,7 +182,7 @@ func returnAll(matches []nft.Statement) (rules []nft.Rule) {
 // again drops what the node of a slot did not know when it was asked, and asks about packets of TCP.
 func (p *Planner) again() []nft.Rule {
 	rules := []nft.Rule{p.counted(p.sets.unknown, 1, p.ttlBelow(askTTL), nft.Drop)}
-	if p.asks {
+	if !p.mute {
 		rules = append(rules, nft.NewRule(isTCP, nft.Goto(chainAsk)))
 	}
 	return append(rules, p.dropInvalid())
@@ -222,6 +223,9 @@ func opensReturn() nft.Rule {
 // icmpErrors send ICMP errors to the node whose conntrack knows the connection, once: an endpoint may have the address of
 // a node, and the error would go round until its TTL ends.
 func (p *Planner) icmpErrors() []nft.Rule {
+	if p.mute {
+		return nil
+	}
 	rules := append(returnKnown()[:1], nft.NewRule(p.ttlBelow(forwardTTL), nft.Drop), p.setTTL(forwardTTL))
 	addr, port := quotedClient(p.family)
 	for _, affinity := range affinities {

@@ -2,7 +2,6 @@ package directreturn
 
 import (
 	"encoding/binary"
-	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -28,15 +27,15 @@ type Planner struct {
 	sets    sets
 	// prefix is the longest prefix of all addresses with direct return; not valid if there are none.
 	prefix netip.Prefix
-	// asks says that there are endpoints to ask, and leaves that frontends leave direct return.
-	asks, leaves bool
+	// leaves says that frontends leave direct return.
+	leaves bool
 	// mute says that this node forwards nothing, and inside has the devices by which packets come from inside the node.
 	mute   bool
 	inside []string
+	// moved says that Chains returns other rules than at the last Settle because of mute or inside.
+	moved bool
 	// remote has the addresses of the endpoints on other nodes.
 	remote []netip.Addr
-	// moved says that Chains returns other rules than at the last Settle because of inside.
-	moved bool
 	// kernel returns the elements of the sets of an earlier process until the first Settle; nil for no such sets.
 	kernel func(*nft.Set) []nft.Element
 }
@@ -75,12 +74,16 @@ var LittleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
 // counts, sets count packets.
 func New(draft *nft.Draft, enabled, counts bool) *Planner {
 	enabled = enabled && LittleEndian
-	return &Planner{
+	p := &Planner{
 		MaxAddresses: maxAddresses,
 		draft:        draft, family: draft.Family(), enabled: enabled, grants: newGrants(),
 		frontends: map[Frontend]*served{}, touched: map[Frontend]*served{}, slots: map[model.PortID]*slots{},
 		sets: newSets(draft.Family(), counts),
 	}
+	if enabled {
+		p.sets.put(draft)
+	}
+	return p
 }
 
 // Ask takes the state of a Service port, nil if it is gone. Call it for each change, whoever owns the port's addresses.
@@ -111,6 +114,9 @@ func (p *Planner) Restore(elements func(*nft.Set) []nft.Element) {
 			}
 		}
 	}
+	if len(p.touched) > 0 && !p.enabled {
+		p.sets.put(p.draft)
+	}
 }
 
 // Serve takes the Service port that owns an external address; nil for none.
@@ -130,16 +136,12 @@ func (p *Planner) Serve(fe Frontend, owner *model.ServicePort) {
 // Limit says that this node forwards nothing, or nothing that enters by the devices inside. What it does not forward goes
 // the usual way.
 func (p *Planner) Limit(mute bool, inside []string) {
-	p.moved = p.moved || !slices.Equal(inside, p.inside)
-	p.inside = inside
-	if mute != p.mute {
-		p.mute = mute
-		maps.Copy(p.touched, p.frontends)
-	}
+	p.moved = p.moved || mute != p.mute || !slices.Equal(inside, p.inside)
+	p.mute, p.inside = mute, inside
 }
 
 // ForwardsTo returns the addresses of endpoints on other nodes, sorted, to which this node forwards packets unless it is
-// limited.
+// limited, also of frontends that leave.
 func (p *Planner) ForwardsTo() []netip.Addr { return p.remote }
 
 // Settle brings the sets of the draft in line with the calls since the last Settle. It reports whether Services or Chains
@@ -162,13 +164,10 @@ func (p *Planner) Settle() (changed bool) {
 	}
 	clear(p.touched)
 	p.kernel = nil
-	prefix, asks, leaves := p.sets.prefix(p.family), p.sets.others.Len() > 0, p.sets.leaving.Len() > 0
-	if !prefix.IsValid() {
-		p.sets.settle(p.draft, false)
-	}
+	prefix, leaves := p.sets.prefix(p.family), p.sets.leaving.Len() > 0
 	p.remote = p.remoteEndpoints()
-	changed = changed || prefix != p.prefix || asks != p.asks || leaves != p.leaves
-	p.prefix, p.asks, p.leaves = prefix, asks, leaves
+	changed = changed || prefix != p.prefix || leaves != p.leaves
+	p.prefix, p.leaves = prefix, leaves
 	return changed
 }
 
@@ -185,11 +184,7 @@ func (p *Planner) settle(fe Frontend, s *served) {
 		in = p.sets.leaving
 	}
 	s.inKernel = false
-	if want != nil && p.mute {
-		want = want.ownOnly()
-	}
 	if want != nil {
-		p.sets.settle(p.draft, true)
 		p.sets.mark(p.draft, fe, in, nft.TruncateComment(s.owner.ID.ServicePortName()))
 	} else {
 		p.sets.mark(p.draft, fe, nil, "")
@@ -224,11 +219,9 @@ func (p *Planner) leave(fe Frontend, s *served) *slots {
 }
 
 func (p *Planner) remoteEndpoints() (remote []netip.Addr) {
-	for _, s := range p.slots {
-		for i := range s.cluster {
-			if s.cluster[i].Remote {
-				remote = append(remote, s.cluster[i].AddrPort.Addr())
-			}
+	for _, s := range p.frontends {
+		if s.slots != nil {
+			remote = append(remote, s.slots.remote()...)
 		}
 	}
 	slices.SortFunc(remote, netip.Addr.Compare)

@@ -57,8 +57,48 @@ func (s *oneService) expect(when string, direct, leaving bool) {
 	if got, want := s.sets.hops.Len() > 0, direct || leaving; got != want {
 		s.Errorf("%s: slots of other nodes are there: %v, want %v", when, got, want)
 	}
+	if got, want := len(s.ForwardsTo()) > 0, direct || leaving; got != want {
+		s.Errorf("%s: packets are forwarded to somebody: %v, want %v", when, got, want)
+	}
 	if got, want := len(s.Chains(nil, nil)) > 0, direct || leaving; got != want {
 		s.Errorf("%s: chains are there: %v, want %v", when, got, want)
+	}
+}
+
+// hasDup reports whether a chain forwards packets.
+func (s *oneService) hasDup() bool {
+	for _, c := range s.Chains(nil, nil) {
+		for _, r := range c.Rules {
+			for _, statement := range r.Statements {
+				if _, is := statement.(nft.Dup); is && c.Name != chainAsk {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+func TestLimit(t *testing.T) {
+	s := newOneService(t, model.TCP)
+	s.change(func(*model.ServicePort) {})
+	for _, mute := range []bool{false, true, false} {
+		if changed := s.hasDup() == mute; changed {
+			s.Limit(mute, nil)
+			if !s.Settle() {
+				t.Error("the chains change, and Settle does not say so")
+			}
+		}
+		if s.hasDup() == mute {
+			t.Errorf("packets are forwarded: %v, and a node that forwards nothing: %v", s.hasDup(), mute)
+		}
+		if mute {
+			s.change(func(p *model.ServicePort) { p.DirectReturn = false })
+			if s.expect("muted", false, true); s.hasDup() {
+				t.Error("packets of a Service that leaves are forwarded by a node that forwards nothing")
+			}
+			s.change(func(p *model.ServicePort) { p.DirectReturn = true })
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package directreturn
 import (
 	"encoding/binary"
 	"net/netip"
+	"slices"
 
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
@@ -18,7 +19,7 @@ const (
 	Answered = "direct-answered"
 )
 
-// sets are those that a table has while there are frontends with direct return, or that leave it.
+// sets are those of a table in which frontends may have direct return, or leave it.
 type sets struct {
 	// addresses has the frontends with direct return, and leaving those that leave it.
 	addresses, leaving *nft.Set
@@ -33,7 +34,6 @@ type sets struct {
 	// of a connection of this node. Empty unless packets are counted.
 	counters                 []*nft.Set
 	unknown, asked, answered *nft.Set
-	inDraft                  bool
 }
 
 func newSets(f nft.Family, counts bool) sets {
@@ -56,22 +56,9 @@ func newSets(f nft.Family, counts bool) sets {
 	return s
 }
 
-func (s *sets) all() []*nft.Set {
-	return append([]*nft.Set{s.addresses, s.leaving, s.hops, s.errorHops, s.own, s.others}, s.counters...)
-}
-
-// settle adds the sets to the draft, or removes them. A draft cannot remove a set that is not empty.
-func (s *sets) settle(draft *nft.Draft, needed bool) {
-	if needed == s.inDraft {
-		return
-	}
-	s.inDraft = needed
-	for _, set := range s.all() {
-		if needed {
-			draft.PutSet(set)
-		} else {
-			draft.RemoveSet(set.Name)
-		}
+func (s *sets) put(draft *nft.Draft) {
+	for _, set := range append([]*nft.Set{s.addresses, s.leaving, s.hops, s.errorHops, s.own, s.others}, s.counters...) {
+		draft.PutSet(set)
 	}
 }
 
@@ -169,8 +156,7 @@ func parseFrontend(key nft.Data) (fe Frontend, ok bool) {
 
 // read returns the slots of a frontend that elements of the kernel's sets have.
 func (s *sets) read(fe Frontend, elements func(*nft.Set) []nft.Element) *slots {
-	found := &slots{}
-	key := fe.key()
+	found, key := &slots{}, fe.key()
 	for _, set := range []*nft.Set{s.hops, s.others} {
 		for _, e := range elements(set) {
 			if len(e.Key) != len(key)+4 || e.Key[:len(key)] != key {
@@ -184,7 +170,11 @@ func (s *sets) read(fe Frontend, elements func(*nft.Set) []nft.Element) *slots {
 				if set == s.others {
 					c += firstOther
 				}
-				found.set(c, number%slotCount, netip.AddrPortFrom(addr, 0))
+				i := slices.Index(found.endpoints, netip.AddrPortFrom(addr, 0))
+				if i < 0 {
+					i, found.endpoints = len(found.endpoints), append(found.endpoints, netip.AddrPortFrom(addr, 0))
+				}
+				found.set(c, number%slotCount, uint16(i))
 			}
 		}
 	}

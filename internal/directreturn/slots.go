@@ -53,26 +53,28 @@ type slots struct {
 	serving []netip.AddrPort
 	// affinity says that the hash of a client's address alone chooses the slot.
 	affinity bool
-	// endpoints are numbered from 1 on, and to has the number of each choice for each slot; nil for no endpoints.
+	// to has the index in endpoints, plus 1, of each choice for each slot; 0 for none, and nil for none of all slots.
 	endpoints []netip.AddrPort
-	numbers   map[netip.AddrPort]uint16
 	to        [choices][]uint16
 }
 
 // newSlots returns the slots of a Service port with endpoints.
 func newSlots(p *model.ServicePort) *slots {
 	s := &slots{cluster: p.Cluster, serving: p.Serving, affinity: p.AffinityTimeout > 0}
-	owners := slotOwners(p.Cluster)
+	for i := range p.Cluster {
+		s.endpoints = append(s.endpoints, p.Cluster[i].AddrPort)
+	}
+	owners := slotOwners(s.endpoints)
 	for slot, owner := range owners {
 		switch e := &p.Cluster[owner]; {
 		case e.Remote:
-			s.set(hop, slot, e.AddrPort)
+			s.set(hop, slot, owner)
 		case e.Local:
-			s.set(here, slot, e.AddrPort)
+			s.set(here, slot, owner)
 		}
 	}
 	if p.ID.Protocol == model.TCP {
-		s.ask(p, owners)
+		s.ask(owners)
 	}
 	return s
 }
@@ -90,18 +92,22 @@ func (s *slots) endpoint(c choice, slot int) netip.AddrPort {
 	return s.endpoints[s.to[c][slot]-1]
 }
 
-func (s *slots) set(c choice, slot int, endpoint netip.AddrPort) {
-	if s.numbers == nil {
-		s.numbers = map[netip.AddrPort]uint16{}
-	}
-	if s.numbers[endpoint] == 0 {
-		s.endpoints = append(s.endpoints, endpoint)
-		s.numbers[endpoint] = uint16(len(s.endpoints))
-	}
+// set gives a slot to the endpoint with an index.
+func (s *slots) set(c choice, slot int, endpoint uint16) {
 	if s.to[c] == nil {
 		s.to[c] = make([]uint16, slotCount)
 	}
-	s.to[c][slot] = s.numbers[endpoint]
+	s.to[c][slot] = endpoint + 1
+}
+
+// remote returns the addresses of the endpoints on other nodes.
+func (s *slots) remote() (addrs []netip.Addr) {
+	for i, e := range s.endpoints {
+		if i >= len(s.cluster) || s.cluster[i].Remote {
+			addrs = append(addrs, e.Addr())
+		}
+	}
+	return addrs
 }
 
 // withoutOwn returns the slots that other nodes know: those of a frontend that leaves direct return.
@@ -111,20 +117,12 @@ func (s *slots) withoutOwn() *slots {
 	return &left
 }
 
-// ownOnly returns the slots of a node that forwards nothing.
-func (s *slots) ownOnly() *slots {
-	return &slots{affinity: s.affinity, endpoints: s.endpoints, numbers: s.numbers, to: [choices][]uint16{here: s.to[here]}}
-}
-
 // slotOwners gives each slot to one of the endpoints and returns their indices. It depends on the set of
 // endpoints only, not on their order. A slot goes to the endpoint with the highest score for it (rendezvous
 // hashing). An endpoint with more than excess percent above its share gives up the slots for which its score
 // is lowest, each to the slot's next choice.
-func slotOwners(endpoints []model.Endpoint) []uint16 {
-	seeds := make([]uint64, len(endpoints))
-	for i := range endpoints {
-		seeds[i] = endpointSeed(endpoints[i].AddrPort)
-	}
+func slotOwners(endpoints []netip.AddrPort) []uint16 {
+	seeds := seedsOf(endpoints)
 	most := max(slotCount*(100+excess)/(100*len(endpoints)), (slotCount+len(endpoints)-1)/len(endpoints))
 	slots := make([]candidate, slotCount)
 	for i := range slots {
@@ -180,39 +178,43 @@ func (c *candidate) next(seeds []uint64) {
 
 // ask sets, for each slot of an endpoint on this node, the other endpoints with the highest scores for it: those on other
 // nodes, and those that terminate but still serve, wherever they are.
-func (s *slots) ask(p *model.ServicePort, owners []uint16) {
-	var remote []netip.AddrPort
-	for i := range p.Cluster {
-		if p.Cluster[i].Remote {
-			remote = append(remote, p.Cluster[i].AddrPort)
+func (s *slots) ask(owners []uint16) {
+	var indices []uint16
+	for i := range s.cluster {
+		if s.cluster[i].Remote {
+			indices = append(indices, uint16(i))
 		}
 	}
-	for _, serving := range p.Serving {
-		byAddr := func(e model.Endpoint, to netip.AddrPort) int { return e.AddrPort.Compare(to) }
-		if _, listed := slices.BinarySearchFunc(p.Cluster, serving, byAddr); !listed {
-			remote = append(remote, serving)
+	for _, serving := range s.serving {
+		if !slices.Contains(s.endpoints[:len(s.cluster)], serving) {
+			indices, s.endpoints = append(indices, uint16(len(s.endpoints))), append(s.endpoints, serving)
 		}
 	}
-	seeds := make([]uint64, len(remote))
-	for i := range remote {
-		seeds[i] = endpointSeed(remote[i])
+	var others []netip.AddrPort
+	for _, i := range indices {
+		others = append(others, s.endpoints[i])
 	}
+	seeds := seedsOf(others)
 	for slot, owner := range owners {
-		if !p.Cluster[owner].Local {
+		if !s.cluster[owner].Local {
 			continue
 		}
 		best := candidate{slot: uint64(slot), score: ^uint64(0), owner: len(seeds)}
-		for c := firstOther; c < firstOther+choice(min(asked, len(remote))); c++ {
+		for c := firstOther; c < firstOther+choice(min(asked, len(seeds))); c++ {
 			best.next(seeds)
-			s.set(c, slot, netip.AddrPortFrom(remote[best.owner].Addr(), 0))
+			s.set(c, slot, indices[best.owner])
 		}
 	}
 }
 
-func endpointSeed(endpoint netip.AddrPort) uint64 {
-	h := fnv.New64a()
-	h.Write([]byte(endpoint.String()))
-	return mix(h.Sum64())
+func seedsOf(endpoints []netip.AddrPort) []uint64 {
+	seeds := make([]uint64, len(endpoints))
+	for i, endpoint := range endpoints {
+		h := fnv.New64a()
+		h.Write([]byte(endpoint.String()))
+		seeds[i] = mix(h.Sum64())
+	}
+	return seeds
 }
 
 // mix spreads the bits of a number over all bits of another one (the finalizer of SplitMix64).

@@ -6,18 +6,17 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/nftproxy/nftproxy/model"
 	"pgregory.net/rapid"
 )
 
 // pods returns n endpoints with different random addresses.
-func pods(random *rand.Rand, n int) (endpoints []model.Endpoint) {
+func pods(random *rand.Rand, n int) (endpoints []netip.AddrPort) {
 	seen := map[netip.AddrPort]bool{}
 	for len(endpoints) < n {
 		addr := netip.AddrFrom4([4]byte{10, 244, byte(random.Uint32()), byte(random.Uint32())})
 		if ap := netip.AddrPortFrom(addr, 8080); !seen[ap] {
 			seen[ap] = true
-			endpoints = append(endpoints, model.Endpoint{AddrPort: ap, Remote: true})
+			endpoints = append(endpoints, ap)
 		}
 	}
 	return endpoints
@@ -57,14 +56,14 @@ func TestSlotOwners(t *testing.T) {
 			random := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
 			all := pods(random, rapid.IntRange(1, 40).Draw(t, "endpoints"))
 			order := random.Perm(len(all))
-			shuffled := make([]model.Endpoint, len(all))
+			shuffled := make([]netip.AddrPort, len(all))
 			for to, from := range order {
 				shuffled[to] = all[from]
 			}
 			have, other := slotOwners(all), slotOwners(shuffled)
 			for slot := range have {
 				if want := all[have[slot]]; shuffled[other[slot]] != want {
-					t.Fatalf("slot %d is of %v and, in another order, of %v", slot, want.AddrPort, shuffled[other[slot]].AddrPort)
+					t.Fatalf("slot %d is of %v and, in another order, of %v", slot, want, shuffled[other[slot]])
 				}
 			}
 		})
