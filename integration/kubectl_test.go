@@ -104,6 +104,7 @@ func TestKubectl(t *testing.T) {
 	for name, test := range map[string]func(*testing.T, string){
 		"answers as ruledump on the node":    testKubectlAnswers,
 		"answers over SPDY too":              testKubectlSPDY,
+		"names pods":                         testKubectlNames,
 		"gives ruledump a terminal":          testKubectlTerminal,
 		"writes a report with the pod's log": testKubectlReport,
 		"says which flag helps":              testKubectlErrors,
@@ -138,12 +139,34 @@ func testKubectlAnswers(t *testing.T, plugin string) {
 	}
 	t.Run("ruledump's exit status is its own", func(t *testing.T) {
 		status, stdout, stderr := c.run(t, "services", "--node=node-1", "svc/shop/none")
-		if status != 2 || stdout != "" || !strings.HasPrefix(stderr, "ruledump: the rules have no ") {
+		if status != 2 || stdout != "" || !strings.Contains(stderr, "ruledump: the rules have no ") {
 			t.Errorf("status %d, %q, %q", status, stdout, stderr)
 		}
 	})
 	if n := len(c.server.Requests("list", "services")); n > 0 {
 		t.Errorf("%d requests to list all Services", n)
+	}
+}
+
+// The names come by the access of the proxy whose pod runs ruledump.
+func testKubectlNames(t *testing.T, plugin string) {
+	c := newCluster(t, plugin, apiservertest.Options{})
+	server, kubeconfig := lab.APIServer(t, c.Node)
+	uploadPods(t, server)
+	serveConfigz(t, c.Node, kubeconfig)
+	for _, tt := range []struct {
+		args  string
+		named bool
+	}{
+		{"services svc/web -n shop -o wide --node node-1", true},
+		{"explain pod/client svc/web -n shop", true},
+		{"graph svc/shop/web --node=node-1", true},
+		{"services svc/web -n shop -o wide --node node-1 --names=false", false},
+	} {
+		status, stdout, stderr := c.run(t, strings.Fields(tt.args)...)
+		if named := strings.Contains(stdout, "=shop/web-0@node-1"); named != tt.named || status != 0 || stderr != "" {
+			t.Errorf("%s: status %d\n%s%s", tt.args, status, stdout, stderr)
+		}
 	}
 }
 
@@ -154,7 +177,7 @@ func testKubectlSPDY(t *testing.T, plugin string) {
 		t.Errorf("status %d (-on the node +kubectl nftproxy):\n%s%s", status, diff, stderr)
 	}
 	status, _, stderr = c.run(t, "services", "--node=node-1", "svc/shop/none")
-	if status != 2 || !strings.HasPrefix(stderr, "ruledump: the rules have no ") {
+	if status != 2 || !strings.Contains(stderr, "ruledump: the rules have no ") {
 		t.Errorf("status %d, %q", status, stderr)
 	}
 }

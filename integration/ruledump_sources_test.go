@@ -129,7 +129,7 @@ func indented(t *testing.T, v any) string {
 // graphs returns the drawings of all Services.
 func graphs(t *testing.T, s *ruledump.Snapshot) (out []string) {
 	t.Helper()
-	l, err := verb.ListServices(s, verb.Filter{})
+	l, err := verb.ListServices(s, verb.Filter{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +145,7 @@ func graphs(t *testing.T, s *ruledump.Snapshot) (out []string) {
 
 func servicesAndFlows(t *testing.T, g flows.Case, s *ruledump.Snapshot, list []flows.Flow) []string {
 	t.Helper()
-	l, err := verb.ListServices(s, verb.Filter{})
+	l, err := verb.ListServices(s, verb.Filter{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

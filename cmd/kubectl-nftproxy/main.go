@@ -34,7 +34,8 @@ const help = `kubectl nftproxy runs ruledump in the proxy's pod on a node of the
 
 pod/NAME and svc/NAME are in the namespace of -n, or of the kubeconfig; pod/NAMESPACE/NAME and
 svc/NAMESPACE/NAME are in another. The node is that of the client pod, unless --node names one.
-With trace, -n is the number of packets; --namespace is the namespace. What follows "--" goes to
+ruledump names pods and nodes, with the proxy's own access to the API server; --names=false
+leaves names out. With trace, -n is the number of packets; --namespace is the namespace. What follows "--" goes to
 ruledump as it is.
 
 It needs the permission to get pods and services, to list pods in the proxy's namespace, and to
@@ -162,7 +163,7 @@ func run(ctx context.Context, args []string) error {
 	if command[0] == "report" {
 		return s.report(ctx, command)
 	}
-	return s.exec(ctx, command)
+	return s.exec(ctx, withNames(command))
 }
 
 // refuseFiles refuses flags of ruledump that name files of this machine.

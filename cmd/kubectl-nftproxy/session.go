@@ -27,6 +27,18 @@ type session struct {
 // perNamespace are the verbs that take -n.
 var perNamespace = []string{"services", "connections", "graph", "top"}
 
+// namingVerbs are the verbs that print endpoints or clients, and name their pods.
+var namingVerbs = []string{"services", "explain", "graph", "connections", "check"}
+
+// withNames makes ruledump name pods and nodes, unless the command says whether it does.
+func withNames(command []string) []string {
+	says := func(arg string) bool { return arg == "--names" || strings.HasPrefix(arg, "--names=") }
+	if !slices.Contains(namingVerbs, command[0]) || slices.ContainsFunc(command, says) || slices.Contains(command, "--help") {
+		return command
+	}
+	return slices.Insert(slices.Clone(command), 1, "--names")
+}
+
 // resolve replaces the names of pods and Services in a command by what ruledump takes. Unless the node is given, it
 // becomes that of the pod.
 func (s *session) resolve(ctx context.Context, command []string) ([]string, error) {

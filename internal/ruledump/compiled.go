@@ -2,7 +2,6 @@ package ruledump
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -70,7 +69,7 @@ func FromObjects(origin string, objects *manifests.Objects, c Compilation) (*Sna
 	state := tracker.New(options)
 	objects.Feed(state)
 	s := c.apply(compiled, origin, state.Changes())
-	s.Places = places(objects)
+	s.addPlacesOf(objects.EndpointSlices)
 	at := slices.IndexFunc(objects.Nodes, func(n *corev1.Node) bool { return n.Name == c.Node })
 	if at < 0 {
 		c.warn("the %s have no Node %s; these are the rules of a node without addresses and zone", objectsOf[origin], c.Node)
@@ -118,27 +117,4 @@ func (c *Compilation) load() (out compiler.Config, options tracker.Options, err 
 		return out, tracker.Options{}, fmt.Errorf("configuration %s: %w", c.Config, err)
 	}
 	return out, config.Tracker(file.Config), nil
-}
-
-// places returns the places of the endpoints of all slices.
-func places(objects *manifests.Objects) map[netip.Addr]Place {
-	out := map[netip.Addr]Place{}
-	for _, slice := range objects.EndpointSlices {
-		for i := range slice.Endpoints {
-			e := &slice.Endpoints[i]
-			var p Place
-			if e.NodeName != nil {
-				p.Node = *e.NodeName
-			}
-			if e.Zone != nil {
-				p.Zone = *e.Zone
-			}
-			for _, text := range e.Addresses {
-				if addr, err := netip.ParseAddr(text); err == nil && p != (Place{}) {
-					out[addr] = p
-				}
-			}
-		}
-	}
-	return out
 }

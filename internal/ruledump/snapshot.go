@@ -55,6 +55,10 @@ type Snapshot struct {
 	recordings []nft.Recording
 	// Places holds the places of endpoints, by address. It is nil if the objects are not known.
 	Places map[netip.Addr]Place
+	// Unready holds the endpoints of Service ports ("namespace/service:port") whose condition ready is false, sorted. Some
+	// may serve nevertheless: those that terminate, of a Service without ready ones. It is nil if the objects are not
+	// known.
+	Unready map[string][]netip.AddrPort
 	// Counts holds what the elements have counted.
 	Counts Counts
 	// Ordered has the tables of all programs in the order in which they were made, if AddOthers has read them or the dump
@@ -89,12 +93,6 @@ func (s *Snapshot) add(t *nft.Table, recording nft.Recording) error {
 		}
 		s.Counts[set][key] = n
 	})
-}
-
-// Place is the place of an endpoint, from its slice.
-type Place struct {
-	Node string `json:"node,omitempty"` // the name of the endpoint's node
-	Zone string `json:"zone,omitempty"` // the name of the endpoint's zone
 }
 
 // Table returns the table of a family; nil if there is none.

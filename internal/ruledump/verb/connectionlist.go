@@ -113,6 +113,9 @@ func (s *source) addKernel(cmd *cobra.Command) {
 	addServiceProxyName(flags, &s.serviceProxyName)
 	s.addProxyAddress(cmd)
 	s.addFilter(cmd)
+	flags.StringVar(&s.kubeconfig, "kubeconfig", "", "name pods and nodes after the EndpointSlices of a cluster, which are listed once")
+	_ = cmd.MarkFlagFilename("kubeconfig")
+	s.addNames(cmd)
 }
 
 // addProxyAddress adds the flag of a command that asks the proxy beside the kernel's rules.
@@ -157,7 +160,10 @@ type serviceFlow struct {
 	Port      string `json:"port,omitempty"` // name of the Service port; absent if it has none
 	Protocol  string `json:"protocol" jsonschema:"enum=TCP,enum=UDP,enum=SCTP"`
 	connection
-	Answered bool `json:"answered"` // a packet came back
+	// SourcePlace and ServerPlace: pod and node of the client and of the endpoint, if they are known
+	SourcePlace ruledump.Place `json:"sourcePlace,omitzero"`
+	ServerPlace ruledump.Place `json:"serverPlace,omitzero"`
+	Answered    bool           `json:"answered"` // a packet came back
 	// LeftSeconds: the kernel forgets the flow after this time, unless a packet comes
 	LeftSeconds int `json:"leftSeconds"`
 	// Begun: time of the first packet; absent unless nf_conntrack_timestamp was on
@@ -187,6 +193,8 @@ type sumKey struct {
 	Protocol    string `json:"protocol" jsonschema:"enum=TCP,enum=UDP,enum=SCTP,enum=-"`
 	// Of: the endpoint, client or node; "others" for clients beyond the first 100,000
 	Of string `json:"of"`
+	// Place: pod and node of an endpoint or a client, if they are known
+	Place ruledump.Place `json:"place,omitzero"`
 }
 
 // maxSums bounds the memory of --by client: a scan has any number of clients. All others share one sum.
@@ -257,17 +265,17 @@ func listConnections(ctx context.Context, index *flowIndex, o connectionOptions)
 }
 
 func addSum(sums map[sumKey]*connectionSum, f *serviceFlow, by string, hops *nextHops) {
-	key := sumKey{f.name, f.Protocol, f.Server.String()}
+	key := sumKey{f.name, f.Protocol, f.Server.String(), f.ServerPlace}
 	switch by {
 	case "client":
-		key.Of = f.Source.Addr().String()
+		key.Of, key.Place = f.Source.Addr().String(), f.SourcePlace
 	case sumByState:
-		key.Of = f.stateText()
+		key.Of, key.Place = f.stateText(), ruledump.Place{}
 	case sumByNode:
-		key.Of = hops.to(f.Server.Addr())
+		key.Of, key.Place = hops.to(f.Server.Addr()), ruledump.Place{}
 	}
 	if sums[key] == nil && len(sums) >= maxSums {
-		key = sumKey{"-", "-", othersName}
+		key = sumKey{"-", "-", othersName, ruledump.Place{}}
 	}
 	sum := sums[key]
 	if sum == nil {
@@ -331,7 +339,7 @@ func (l *Connections) Text(p *Page) {
 			age = shortDuration(time.Since(f.Begun).Round(time.Second))
 		}
 		row := []any{
-			f.name, f.Source, f.Dialed.String() + "/" + f.Protocol, f.Server, f.serves(), f.stateText(),
+			f.name, f.client(), f.Dialed.String() + "/" + f.Protocol, f.endpoint(), f.serves(), f.stateText(),
 			orDash(shortDuration(time.Duration(f.LeftSeconds) * time.Second)), orDash(age), countText(f.Bytes, byteText),
 		}
 		if wide {
@@ -364,10 +372,13 @@ func (l *Connections) printSums(p *Page) {
 	}
 	head := []string{"SERVICE PORT", "PROTOCOL", strings.ToUpper(l.By), "CONNECTIONS", "FINISHED", "UNSERVED", "UNANSWERED", "BYTES"}
 	table(p, head, shown, func(s *connectionSum) []any {
-		return []any{s.ServicePort, s.Protocol, s.Of, s.Connections, s.Finished, s.Unserved, s.Unanswered, countText(s.Bytes, byteText)}
+		return []any{s.ServicePort, s.Protocol, placed(s.Of, s.Place), s.Connections, s.Finished, s.Unserved, s.Unanswered, countText(s.Bytes, byteText)}
 	}, func(s *connectionSum) bool { return s.Unserved > 0 })
 	p.more(len(l.Sums)-len(shown), "… and %d more; --limit 0 prints all\n")
 }
+
+func (f *serviceFlow) client() string   { return placed(f.Source.String(), f.SourcePlace) }
+func (f *serviceFlow) endpoint() string { return placed(f.Server.String(), f.ServerPlace) }
 
 func (f *serviceFlow) serves() string {
 	if f.NoEndpoint {
@@ -403,7 +414,7 @@ func (e *flowEvent) Text(p *Page) {
 	}
 	p.printf("%s %s", e.Time.Format(time.RFC3339Nano), e.Event)
 	if f := e.serviceFlow; f != nil {
-		p.printf(" %s %s to %s/%s at %s", f.name, f.Source, f.Dialed, f.Protocol, f.Server)
+		p.printf(" %s %s to %s/%s at %s", f.name, f.client(), f.Dialed, f.Protocol, f.endpoint())
 		if f.NoEndpoint {
 			p.WriteString(p.bad(", which does not serve"))
 		}

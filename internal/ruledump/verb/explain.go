@@ -95,7 +95,7 @@ func flagsOnly(cmd *cobra.Command, args []string) error {
 
 // parsePacket reads the values of --from, --to and --iif. It takes the address of a Service from the rules.
 func parsePacket(s *ruledump.Snapshot, from, to, iif string) (p evaluator.Packet, err error) {
-	source, zone, _ := strings.Cut(from, "%")
+	source, zone, _ := strings.Cut(unplaced(from), "%")
 	iface, port, bracket := strings.Cut(zone, "]")
 	if bracket { // [fe80::1%eth0]:80
 		source += "]" + port
@@ -116,8 +116,7 @@ func parsePacket(s *ruledump.Snapshot, from, to, iif string) (p evaluator.Packet
 
 // parseTarget reads ADDRESS:PORT/PROTOCOL, or an endpoint with its place.
 func parseTarget(text string) (to evaluator.Packet, err error) {
-	text, _, _ = strings.Cut(text, "@")
-	address, protocol, _ := strings.Cut(text, "/")
+	address, protocol, _ := strings.Cut(unplaced(text), "/")
 	if to.Destination, err = parseAddrPort(address); err == nil {
 		to.Protocol, err = protocolNumber(cmp.Or(protocol, "tcp"), to.Destination)
 	}
@@ -174,6 +173,8 @@ type Explanation struct {
 	ConnectionsTotal int          `json:"connectionsTotal,omitempty"` // number of all such connections
 	// ConnectionsFinished: number of these connections that have ended
 	ConnectionsFinished int `json:"connectionsFinished,omitempty"`
+	// Places: places of the client and of the destinations whose pods are known, by address
+	Places map[netip.Addr]ruledump.Place `json:"places,omitempty"`
 	// NotLookedAt names rules that may be on the packet's way and cannot be followed.
 	NotLookedAt []string `json:"notLookedAt,omitempty"`
 
@@ -258,6 +259,7 @@ func Explain(s *ruledump.Snapshot, p evaluator.Packet) (*Explanation, error) {
 	for _, o := range fates.Outcomes() {
 		e.add(&o)
 	}
+	e.findPlaces()
 	return e, nil
 }
 
@@ -470,6 +472,7 @@ func (e *Explanation) Text(p *Page) {
 			p.printf("  %s", line)
 		}
 	}
+	e.printPlaces(p)
 	for _, c := range e.Affinity {
 		p.printf("\nsession affinity: %s keeps the client at %s for %d s more (clients in the map: %d)\n", c.Map, c.Endpoint, c.ExpiresSeconds, c.Clients)
 	}

@@ -73,7 +73,7 @@ func isAddress(text string) bool {
 	if strings.HasPrefix(text, ":") || strings.HasPrefix(text, "[") {
 		return true
 	}
-	for _, end := range []string{"/@", "/@:"} { // of IPv6 without brackets, and of IPv4
+	for _, end := range []string{"/@=", "/@=:"} { // of IPv6 without brackets, and of IPv4
 		address := text
 		if at := strings.IndexAny(text, end); at >= 0 {
 			address = text[:at]
@@ -86,9 +86,9 @@ func isAddress(text string) bool {
 }
 
 // parseAddress reads ADDRESS, ADDRESS:PORT or :PORT with or without a protocol, a prefix, or an endpoint with its
-// place, as in "10.244.1.5:8080@node-1/zone-a".
+// place, as in "10.244.1.5:8080=shop/web-1@node-1/zone-a".
 func (f *Filter) parseAddress() error {
-	text, _, _ := strings.Cut(f.text, "@")
+	text := unplaced(f.text)
 	if prefix, err := netip.ParsePrefix(text); err == nil {
 		f.prefix = prefix.Masked()
 		return nil

@@ -7,6 +7,7 @@ import (
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/conntrack"
+	"github.com/nftproxy/nftproxy/internal/ruledump"
 	"github.com/nftproxy/nftproxy/model"
 )
 
@@ -60,6 +61,19 @@ func (c flowCounts) byEndpoint() map[endpointKey]flowCount {
 		}
 	}
 	return out
+}
+
+// countFlows counts the flows to the Services that the filter selects, by endpoint (flowIndex.countFlows).
+func countFlows(ctx context.Context, from *source, rules *ruledump.Snapshot, filter Filter) (flowCounts, error) {
+	filter.unserved = false
+	if filter.prefix.IsValid() {
+		filter = Filter{Namespace: filter.Namespace} // an endpoint's address selects frontends by their endpoints
+	}
+	x := &flowIndex{from: from, filter: filter}
+	if err := x.build(rules); err != nil {
+		return nil, err
+	}
+	return x.countFlows(ctx)
 }
 
 // maxCounted bounds the flows that countFlows reads, which takes some seconds for a million.

@@ -188,7 +188,8 @@ func (x *flowIndex) find(e *conntrack.Entry) *serviceFlow {
 	out := &serviceFlow{
 		name:     f.ServicePort,
 		Protocol: model.Protocol(e.Protocol).String(), Answered: e.Answered, LeftSeconds: int(e.Left.Seconds()), Begun: e.Begun, Packets: e.Packets, Bytes: e.Bytes,
-		connection: connection{e.Source, e.Dialed, e.Server, e.State, e.Finished(), !x.serves(f)[e.Server]},
+		connection:  connection{e.Source, e.Dialed, e.Server, e.State, e.Finished(), !x.serves(f)[e.Server]},
+		SourcePlace: x.rules.Places[e.Source.Addr()], ServerPlace: x.rules.Places[e.Server.Addr()],
 	}
 	if f != noService {
 		out.Namespace, out.Service, out.Port = splitServicePort(f.ServicePort)

@@ -233,11 +233,7 @@ func (g *Graph) endpoints(list []netip.AddrPort, where string) []string {
 		if i == maxEndpoints-1 && len(list) > maxEndpoints {
 			return append(lines, fmt.Sprintf("… and %d more", len(list)-i))
 		}
-		line := e.String()
-		if p := g.rules.Places[e.Addr()]; p != (ruledump.Place{}) {
-			line += "  " + strings.Trim(p.Node+" "+p.Zone, " ")
-		}
-		lines = append(lines, line)
+		lines = append(lines, placed(e.String(), g.rules.Places[e.Addr()]))
 	}
 	return lines
 }

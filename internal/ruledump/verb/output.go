@@ -55,6 +55,9 @@ func (f *outputFormat) Set(s string) error {
 
 func (f *outputFormat) Type() string { return "format" }
 
+// isDocument reports whether the format is for programs, and has all that is known.
+func (f *outputFormat) isDocument() bool { return f.value == "json" || f.value == "yaml" }
+
 func (f *outputFormat) list() string {
 	last := len(f.choices) - 1
 	return strings.Join(f.choices[:last], ", ") + " or " + f.choices[last]

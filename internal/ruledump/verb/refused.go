@@ -37,8 +37,9 @@ type refusal struct {
 	Port   string         `json:"port,omitempty"`
 	Client netip.AddrPort `json:"client,omitzero"` // address and port that the packet came from
 	// Dialed: address and port that the packet was sent to; port 0 for a protocol without ports
-	Dialed   netip.AddrPort `json:"dialed,omitzero"`
-	Protocol string         `json:"protocol,omitempty"`
+	Dialed      netip.AddrPort `json:"dialed,omitzero"`
+	ClientPlace ruledump.Place `json:"clientPlace,omitzero"` // pod and node of the client, if they are known
+	Protocol    string         `json:"protocol,omitempty"`
 	// name is the Service port, as the rules name it.
 	name string
 }
@@ -309,7 +310,7 @@ func (r *refusals) describe(p *underway) *refusal {
 	o := &e.Outcomes[0]
 	out := &refusal{
 		nodeDocument: e.nodeDocument, Time: p.begun.UTC(), Result: o.Result, Reason: o.Reason, Why: o.Why, Client: p.first.Source, Dialed: p.first.Destination,
-		Protocol: strings.ToUpper(nft.ProtocolName(e.packet.Protocol)), name: e.ServicePort,
+		Protocol: strings.ToUpper(nft.ProtocolName(e.packet.Protocol)), name: e.ServicePort, ClientPlace: r.rules.Places[p.first.Source.Addr()],
 	}
 	if o.Reason == ReasonUnknownPort {
 		out.name = e.holder
@@ -327,6 +328,6 @@ func (f *refusal) Text(p *Page) {
 	case f.Limited:
 		p.printf("%s %s\n", at, p.bad("as many in a second as --limit lets through: there may be more"))
 	default:
-		p.printf("%s %s %s %s to %s/%s: %s\n", at, p.bad(f.Result), cmp.Or(f.name, "no Service"), f.Client, f.Dialed, f.Protocol, f.Reason)
+		p.printf("%s %s %s %s to %s/%s: %s\n", at, p.bad(f.Result), cmp.Or(f.name, "no Service"), placed(f.Client.String(), f.ClientPlace), f.Dialed, f.Protocol, f.Reason)
 	}
 }

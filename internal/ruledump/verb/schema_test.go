@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nftproxy/nftproxy/internal/ruledump"
 	"github.com/nftproxy/nftproxy/internal/testkit/flows"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
 	"github.com/nftproxy/nftproxy/nft"
@@ -157,7 +158,7 @@ func TestSchema(t *testing.T) {
 	})
 	t.Run("connections, their events, and a report", func(t *testing.T) {
 		flow := &serviceFlow{Protocol: "TCP", connection: connection{State: "ESTABLISHED", NoEndpoint: true, Finished: true}, Begun: time.Now(), Packets: 1, Bytes: 1, Node: "dev eth0"}
-		sum := &connectionSum{sumKey{"shop/web", "TCP", "10.244.1.5"}, 1, 1, 1, 1, 1, 1}
+		sum := &connectionSum{sumKey{"shop/web", "TCP", "10.244.1.5", ruledump.Place{Pod: "shop/web-1"}}, 1, 1, 1, 1, 1, 1}
 		for _, document := range []any{
 			Connections{nodeDocument: nodeDocument{document: documentOf("Connections")}, Flows: []*serviceFlow{flow}},
 			Connections{nodeDocument: nodeDocument{document: documentOf("Connections")}, By: "client", Sums: []*connectionSum{sum}},

@@ -9,6 +9,7 @@ import (
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/internal/ruledump"
+	"github.com/nftproxy/nftproxy/nft"
 	"github.com/spf13/cobra"
 )
 
@@ -22,9 +23,14 @@ affinity and allowed sources. It reads them from the rules, whose comments name 
 If a Service has no endpoint for some clients, the line says whether the rules refuse or drop
 them.
 
-The policy is "-" for a ClusterIP with endpoints: its rules are the same under both. Node
-and zone of endpoints are shown (-o wide) where the objects are known: --manifests and
---kubeconfig. "External" are external IPs and load balancer IPs.
+The policy is "-" for a ClusterIP with endpoints: its rules are the same under both. Pod, node
+and zone of endpoints are shown (-o wide) where the objects are known: --manifests,
+--kubeconfig and --names; and endpoints that are not ready. "External" are external IPs and
+load balancer IPs.
+
+With the kernel's rules, -o wide and -o json have the connections of each endpoint that
+conntrack knows: active ones, which were answered and have not ended, and unanswered ones.
+Connections of clients that dial the endpoint itself are not among them.
 
 Where the proxy counts (its feature gate NFTProxyServiceCounters), two more columns have the
 connections that were sent to an endpoint, and their bytes in both directions. Both begin at 0
@@ -48,8 +54,16 @@ when an address comes into the kernel or the tables are made anew.`,
 	}
 	from.addNamesTo(cmd)
 	cmd.Flags().BoolVar(&from.unserved, "unserved", false, "only addresses that send some clients to no endpoint")
-	return from.shows(cmd, newFormat("table", "wide", "name", "json"), func(_ *cobra.Command, s *ruledump.Snapshot, filter Filter) (View, error) {
-		return ListServices(s, filter)
+	format := newFormat("table", "wide", "name", "json")
+	return from.shows(cmd, format, func(cmd *cobra.Command, s *ruledump.Snapshot, filter Filter) (View, error) {
+		var flows flowCounts
+		if from.conn != nil && (format.value == "wide" || format.isDocument()) {
+			var err error
+			if flows, err = countFlows(cmd.Context(), &from, s, filter); err != nil {
+				fmt.Fprintf(cmd.ErrOrStderr(), "ruledump: connections: %v\n", err)
+			}
+		}
+		return ListServices(s, filter, flows)
 	})
 }
 
@@ -68,13 +82,15 @@ type frontend struct {
 	// Kind: External stands for external and load balancer IPs
 	Kind    string `json:"kind" jsonschema:"enum=ClusterIP,enum=External,enum=NodePort"`
 	Family  string `json:"family" jsonschema:"enum=ip,enum=ip6"`
-	Address string `json:"address"` // 10.96.0.10:80, or :30080 for a node port
+	Address string `json:"address"` // as --to takes it: 10.96.0.10:80/TCP, or :30080/TCP for a node port
 	// Policy: absent where the rules are the same under both
 	Policy string `json:"policy,omitempty" jsonschema:"enum=Cluster,enum=Local"`
 	// Endpoints are for all clients; under policy Local, for clients of the cluster and of the node.
 	Endpoints []endpoint `json:"endpoints"`
 	// LocalEndpoints are for all other clients under policy Local.
 	LocalEndpoints []endpoint `json:"localEndpoints,omitempty"`
+	// NotReady are endpoints that the rules leave out, if the objects are known: their condition ready is false.
+	NotReady []endpoint `json:"notReady,omitempty"`
 	// Unserved: what becomes of clients for whom there is no endpoint
 	Unserved string `json:"unserved,omitempty" jsonschema:"enum=reject,enum=drop"`
 	// AffinitySeconds: how long a client stays with its endpoint; absent without affinity
@@ -96,10 +112,13 @@ type count struct {
 type endpoint struct {
 	Address netip.AddrPort `json:"address"`
 	ruledump.Place
+	// Flows are the flows from this address to the endpoint that conntrack has, in the kernel alone.
+	Flows *flowCount `json:"flows,omitempty"`
 }
 
 // ListServices returns the frontends of the Services that the filter selects. It is an error if there are none.
-func ListServices(s *ruledump.Snapshot, filter Filter) (*Services, error) {
+// flows are counted by endpoint; nil for none.
+func ListServices(s *ruledump.Snapshot, filter Filter, flows flowCounts) (*Services, error) {
 	frontends, err := frontendsOf(s, filter)
 	if err == nil && len(frontends) == 0 && !filter.isAll() {
 		err = filter.notFound()
@@ -110,9 +129,9 @@ func ListServices(s *ruledump.Snapshot, filter Filter) (*Services, error) {
 			continue
 		}
 		shown := frontend{
-			Protocol: f.Protocol.String(), Kind: string(f.Kind), Family: f.Family.String(), Address: addressOf(f),
-			Policy: f.Policy, Endpoints: endpointsOf(f.Endpoints, s.Places), LocalEndpoints: endpointsOf(f.LocalEndpoints, s.Places),
-			Unserved: string(f.Unserved), AffinitySeconds: int(f.AffinityTimeout.Seconds()), Sources: f.Sources, Chain: f.Chain,
+			Protocol: f.Protocol.String(), Kind: string(f.Kind), Family: f.Family.String(), Address: addressOf(f) + "/" + f.Protocol.String(),
+			Policy: f.Policy, Endpoints: endpointsOf(f, f.Endpoints, s.Places, flows), LocalEndpoints: endpointsOf(f, f.LocalEndpoints, s.Places, flows),
+			NotReady: endpointsOf(f, unreadyOf(s, f), s.Places, flows), Unserved: string(f.Unserved), AffinitySeconds: int(f.AffinityTimeout.Seconds()), Sources: f.Sources, Chain: f.Chain,
 			count: countOf(s, f),
 		}
 		shown.Namespace, shown.Service, shown.Port = splitServicePort(f.ServicePort)
@@ -140,12 +159,27 @@ func addressOf(f *compiler.Frontend) string {
 	return netip.AddrPortFrom(f.Addr, f.Port).String()
 }
 
-func endpointsOf(list []netip.AddrPort, places map[netip.Addr]ruledump.Place) []endpoint {
+func endpointsOf(f *compiler.Frontend, list []netip.AddrPort, places map[netip.Addr]ruledump.Place, flows flowCounts) []endpoint {
 	out := make([]endpoint, 0, len(list))
 	for _, e := range list {
-		out = append(out, endpoint{e, places[e.Addr()]})
+		shown := endpoint{Address: e, Place: places[e.Addr()]}
+		if flows != nil {
+			n := flows.of(f, e)
+			shown.Flows = &n
+		}
+		out = append(out, shown)
 	}
 	return out
+}
+
+// unreadyOf returns the endpoints of a frontend's Service port that are not ready and that the rules leave out.
+func unreadyOf(s *ruledump.Snapshot, f *compiler.Frontend) (list []netip.AddrPort) {
+	for _, e := range s.Unready[f.ServicePort] {
+		if e.Addr().Is4() == (f.Family == nft.FamilyIP) && !slices.Contains(f.Endpoints, e) && !slices.Contains(f.LocalEndpoints, e) {
+			list = append(list, e)
+		}
+	}
+	return list
 }
 
 // Text prints a line for each frontend. The format "wide" adds the endpoints themselves and the source ranges. Where
@@ -174,7 +208,7 @@ func (l *Services) Text(p *Page) {
 			name += ":" + f.Port
 		}
 		row := []any{
-			name, f.Address + "/" + f.Protocol, f.Kind, orDash(f.Policy), f.served(),
+			name, f.Address, f.Kind, orDash(f.Policy), f.served(),
 			orDash(shortDuration(time.Duration(f.AffinitySeconds) * time.Second)), f.sources(wide), orDash(f.Chain),
 		}
 		switch {
@@ -253,15 +287,19 @@ func (f *frontend) to() string {
 	if len(f.LocalEndpoints) > 0 {
 		text += "; local: " + join(f.LocalEndpoints, ",")
 	}
+	if len(f.NotReady) > 0 {
+		text += "; not ready: " + join(f.NotReady, ",")
+	}
 	return text
 }
 
-// String returns the endpoint's address, with its place if that is known.
+// String returns the endpoint's address, with its pod, its place and its flows as far as they are known.
 func (e endpoint) String() string {
-	if e.Place == (ruledump.Place{}) {
-		return e.Address.String()
+	text := placed(e.Address.String(), e.Place)
+	if n := e.Flows; n != nil {
+		text += fmt.Sprintf(" (%d active, %d unanswered)", n.Active, n.Unanswered)
 	}
-	return e.Address.String() + "@" + strings.Trim(e.Node+"/"+e.Zone, "/")
+	return text
 }
 
 // join lists values as they print.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/nftproxy/nftproxy/internal/ruledump"
 	"github.com/nftproxy/nftproxy/nft"
@@ -26,11 +27,16 @@ type source struct {
 	// clients wants the clients of all maps of session affinity, of a kernel.
 	clients      bool
 	proxyAddress string
-	namespace    string
+	// names wants the names of pods and nodes, by the running proxy's own access to the API server.
+	names     bool
+	namespace string
 	// allNamespaces overrides namespace, as kubectl's flag does.
 	allNamespaces bool
 	// unserved selects frontends without an endpoint for some clients.
 	unserved bool
+
+	// readsActual says that the command has rules that are read, and not only compiled.
+	readsActual bool
 
 	// conn is open if the rules are those of the running kernel.
 	conn *nft.Conn
@@ -52,7 +58,7 @@ func (s *source) addWanted(cmd *cobra.Command, otherwise string) {
 	flags.StringVar(&s.manifests, "manifests", "",
 		"compile the manifests in this directory (.yaml, .yml, .json), or in one such file")
 	flags.StringVar(&s.kubeconfig, "kubeconfig", "",
-		"compile the objects of a cluster, which are listed once and not changed")
+		"compile the objects of a cluster, which are listed once and not changed; without --node, where rules are read, name pods and nodes after its EndpointSlices")
 	flags.StringVar(&s.nodeLocal, "node-local", "", "compile what a node-local server has for the node, at unix:///PATH, or at tcp://HOST:PORT with the --node-local-*-file flags")
 	flags.StringVar(&s.files.Cert, "node-local-cert-file", "", "this side's certificate for tcp://, in PEM")
 	flags.StringVar(&s.files.Key, "node-local-key-file", "", "the key of that certificate, in PEM")
@@ -89,6 +95,7 @@ func (s *source) addActual(cmd *cobra.Command) {
 func (s *source) addTo(cmd *cobra.Command) {
 	s.addWanted(cmd, "")
 	s.addActual(cmd)
+	s.addNames(cmd)
 	cmd.Long = strings.TrimRight(cmd.Long, "\n") + "\n" + sourceHelp
 	check := cmd.PreRunE
 	cmd.PreRunE = func(cmd *cobra.Command, args []string) error {
@@ -97,6 +104,12 @@ func (s *source) addTo(cmd *cobra.Command) {
 		}
 		return check(cmd, args)
 	}
+}
+
+// addNames adds the flag of a command that names pods and nodes beside rules that are read.
+func (s *source) addNames(cmd *cobra.Command) {
+	s.readsActual = true
+	cmd.Flags().BoolVar(&s.names, "names", false, "name pods and nodes as --kubeconfig does, with the running proxy's own access to the API server")
 }
 
 // addNamesTo adds all flags, and lets the command take a filter as its argument.
@@ -161,7 +174,15 @@ func (s *source) compiledFrom() (n int) {
 			n++
 		}
 	}
+	if s.kubeconfigNames() {
+		n--
+	}
 	return n
+}
+
+// kubeconfigNames reports whether --kubeconfig says where names come from, and not what to compile.
+func (s *source) kubeconfigNames() bool {
+	return s.readsActual && s.kubeconfig != "" && s.node == "" && s.config == ""
 }
 
 // checkWanted refuses flags for compiled rules that do not belong together.
@@ -227,7 +248,32 @@ func (s *source) open(cmd *cobra.Command) (*ruledump.Snapshot, error) {
 	if err == nil {
 		err = rules.NeedTables()
 	}
+	if err == nil {
+		s.addPlaces(cmd, rules)
+	}
 	return rules, err
+}
+
+// namesPatience bounds the time for the names of pods. Without them a command says what it knows.
+const namesPatience = 10 * time.Second
+
+// addPlaces names pods and nodes, if the flags want it. A cluster that does not answer fails no command.
+func (s *source) addPlaces(cmd *cobra.Command, rules *ruledump.Snapshot) {
+	kubeconfig := s.kubeconfig
+	switch {
+	case !s.names && !s.kubeconfigNames():
+		return
+	case kubeconfig == "" && s.proxy != nil:
+		kubeconfig = s.proxy.Config.ClientConnection.Kubeconfig
+	}
+	ctx, cancel := context.WithTimeoutCause(cmd.Context(), namesPatience, fmt.Errorf("no whole answer within %v", namesPatience))
+	defer cancel()
+	if err := rules.AddPlaces(ctx, kubeconfig); err != nil {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		fmt.Fprintf(cmd.ErrOrStderr(), "ruledump: the names of pods are not known: %v\n", err)
+	}
 }
 
 // compilation says for which node and with which settings to compile.
@@ -282,7 +328,7 @@ func rereadKernel(ctx context.Context, conn *nft.Conn, before *ruledump.Snapshot
 	if err != nil {
 		return nil, err
 	}
-	now.Node, now.NodeSource = before.Node, before.NodeSource
+	now.Node, now.NodeSource, now.Places, now.Unready = before.Node, before.NodeSource, before.Places, before.Unready
 	return now, nil
 }
 
