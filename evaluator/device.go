@@ -90,20 +90,22 @@ func (d device) departure() []stage {
 
 // isBehind reports whether a host with the address may be behind the bridge.
 func (w *walk) isBehind(bridge device, addr netip.Addr) bool {
-	return slices.Contains(w.ports[bridge.name], w.host.BridgePorts[addr]) || w.host.best(mainTable, addr).Interface == bridge.name
+	return slices.Contains(w.ports[bridge.name], w.host.BridgePorts[addr]) || w.best(mainTable, addr).Interface == bridge.name
 }
 
 // forwardTranslated walks a packet whose destination a rule has changed, behind prerouting at a port of a bridge. Whatever
 // Ethernet address the packet was sent to, br_netfilter asks the routes, and has the bridge forward what they send back to
 // the bridge (br_nf_pre_routing_finish).
 func (w *walk) forwardTranslated(in device) (bool, error) {
-	if !w.leave() {
+	d := w.decide(w.destination.Addr())
+	if d.Interface == in.name && d.unknown == "" && (d.failure == "" || d.failure == ForwardingOff) { // a bridge need not forward IP
+		return w.bridge(in)
+	}
+	if !w.obeys(d) {
 		return false, nil
 	}
-	if w.oif.name != in.name {
-		return w.forwardRouted(in)
-	}
-	return w.bridge(in)
+	w.leaveBy(d.Route)
+	return w.forwardRouted(in)
 }
 
 // bridgeOrForward walks a packet to another host behind the bridge that it came in by, behind prerouting. If the sender has

@@ -21,6 +21,9 @@
 //     br_netfilter, prerouting of IP runs at the port, before input of the bridge. A packet that leaves by the bridge that
 //     it came in by is forwarded by the bridge, if a rule has changed its destination. Otherwise the bridge or the node
 //     forwards it: the Ethernet address to which it was sent decides, which is not known.
+//   - Behind prerouting the kernel routes a packet, if the interface that it came in by forwards, there is a route, and
+//     rp_filter agrees with the way back to the source ([RoutingFailure]). Where [Host] does not tell, all three are assumed;
+//     Host.Ask asks the kernel itself.
 //   - In output, oifname is the interface towards the destination before translation.
 //
 // Tables of other programs (nft.Conn.ReadOthers) run beside, with values of which bits may be unknown. Where an unknown
@@ -30,7 +33,7 @@
 //
 // It does not guess. If a packet meets a statement, field or verdict in the other tables that the package does not
 // model, or a field whose value the caller did not supply, the result is an error that names it. Not modelled are reply
-// packets, fragments, and source validation (rp_filter).
+// packets and fragments.
 //
 // Tests in the package integration compare it with a real kernel, on random rulesets and packets.
 package evaluator
@@ -58,6 +61,8 @@ type Evaluator struct {
 	hooks map[hookKey][]baseChain
 	// ports are those of each bridge.
 	ports map[string][]string
+	// routes are the routing tables, by number.
+	routes map[uint32]*routingTable
 }
 
 type hookKey struct {
@@ -80,7 +85,7 @@ func (c baseChain) isOther() bool { return c.Kernel != nil && c.Kernel.Other }
 // and to change nothing. Tables of other programs (nft.Conn.ReadOthers) must be in the order in which they were made.
 // The tables must not be modified while the evaluator is in use.
 func New(tables []*nft.Table, host Host) *Evaluator {
-	e := &Evaluator{host: host, hooks: map[hookKey][]baseChain{}, ports: map[string][]string{}}
+	e := &Evaluator{host: host, hooks: map[hookKey][]baseChain{}, ports: map[string][]string{}, routes: routingTables(host.Routes)}
 	for port, bridge := range host.Bridges {
 		e.ports[bridge] = append(e.ports[bridge], port)
 	}

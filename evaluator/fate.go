@@ -21,6 +21,10 @@ type Fate struct {
 	// Interface is the name of the interface by which the packet leaves the node; empty if the host's routes do not
 	// tell.
 	Interface string
+	// Route is the one by which the packet leaves the node, if the host's Routes are complete or the kernel was asked.
+	Route Route
+	// Failure says why the kernel did not route the packet; empty if that did not end it.
+	Failure RoutingFailure
 	// CopyTo is an address to whose next hop the last copy of the packet was sent, as it
 	// was; the zero Addr if there is none.
 	CopyTo netip.Addr
@@ -80,6 +84,9 @@ func (f *Fate) String() string {
 
 // describe is String for fates that differ in their destinations only. It names at most the first ones.
 func (f *Fate) describe(destinations []netip.AddrPort, most int) string {
+	if f.Failure != "" {
+		return f.Result.String() + ": " + f.failed(most)
+	}
 	switch f.Result {
 	case Refused:
 		return "refused: the sender gets an ICMP port unreachable"
@@ -89,6 +96,9 @@ func (f *Fate) describe(destinations []netip.AddrPort, most int) string {
 		}
 		return "dropped"
 	case Undecided:
+		if f.Path.EndsInKernel() {
+			return "not known: " + f.failed(most)
+		}
 		return "not known: a rule of another program decides"
 	}
 	var to []string
@@ -109,6 +119,20 @@ func (f *Fate) describe(destinations []netip.AddrPort, most int) string {
 		return text + ", source masqueraded"
 	}
 	return text + ", source kept"
+}
+
+// failed returns what the kernel decided last, in words. It names at most the first addresses.
+func (f *Fate) failed(most int) string {
+	last := f.Path[len(f.Path)-1]
+	text := strings.TrimPrefix(last.Verdict, routing)
+	if len(last.Elements) == 0 {
+		return text
+	}
+	text += " " + strings.Join(last.Elements[:min(len(last.Elements), most)], " or ")
+	if more := len(last.Elements) - most; more > 0 {
+		text += fmt.Sprintf(" or %d more", more)
+	}
+	return text
 }
 
 // Fates are all possible fates of a packet.
@@ -149,6 +173,8 @@ type Outcome struct {
 	Fate Fate
 	// Destinations are those of all of them, in the order of the numbers drawn, each once.
 	Destinations []netip.AddrPort
+	// Routes are those by which the packets leave the node, by their destinations, where they are known.
+	Routes map[netip.Addr]Route
 }
 
 // String returns the outcome in one line, such as "to 10.244.1.5:8080 or 10.244.1.6:8080, source kept".
@@ -167,7 +193,7 @@ func (f Fates) Outcomes() []Outcome {
 		if !known {
 			at = len(out)
 			byRoute[route] = at
-			out = append(out, Outcome{Fate: f[i]})
+			out = append(out, Outcome{Fate: f[i], Routes: map[netip.Addr]Route{}})
 			out[at].Fate.Path = slices.Clone(f[i].Path)
 		}
 		out[at].add(&f[i])
@@ -179,6 +205,9 @@ func (f Fates) Outcomes() []Outcome {
 func (o *Outcome) add(f *Fate) {
 	if !slices.Contains(o.Destinations, f.Destination) {
 		o.Destinations = append(o.Destinations, f.Destination)
+	}
+	if f.Route.Destination.IsValid() {
+		o.Routes[f.Destination.Addr()] = f.Route
 	}
 	for i := range f.Path {
 		have := &o.Fate.Path[i]

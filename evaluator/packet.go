@@ -72,8 +72,10 @@ func (p Packet) validate() error {
 	return nil
 }
 
-func (p Packet) family() nft.Family {
-	if p.Destination.Addr().Is4() {
+func (p Packet) family() nft.Family { return familyOf(p.Destination.Addr()) }
+
+func familyOf(addr netip.Addr) nft.Family {
+	if addr.Is4() {
 		return nft.FamilyIP
 	}
 	return nft.FamilyIP6
@@ -118,6 +120,15 @@ type Host struct {
 	BridgeFilters []nft.Family `json:"-"`
 	// NoHairpin are ports to which their bridge forwards no packet that came in by them.
 	NoHairpin []string `json:"noHairpin,omitempty"`
+	// Devices are the settings of interfaces, by name. Without them the walk does not know whether the kernel forwards, and
+	// assumes that it does.
+	Devices map[string]Device `json:"devices,omitempty"`
+	// FailedNeighbours are next hops that have not answered when the kernel asked for their Ethernet addresses.
+	FailedNeighbours []Hop `json:"failedNeighbours,omitempty"`
+	// Ask, if set, asks the kernel for the route of a packet, whose destination is translated already. Without a Source, it is
+	// about the way to the destination. The answer counts in place of Routes, Rules and Devices, which then only give the
+	// reason of a refusal.
+	Ask func(Packet) (Answer, error) `json:"-"`
 	// Lookup finds the element that a key finds in a set that is nft.Set.Partial, as nft.Conn.Lookup does. Without it, such
 	// sets are not known.
 	Lookup func(table *nft.Table, set string, key nft.Data) (nft.Element, bool, error) `json:"-"`

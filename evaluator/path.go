@@ -53,7 +53,8 @@ type Step struct {
 	Level int
 	// Rule is the rule; nil at the end of a chain in which no rule decided, and for a decision of the kernel.
 	Rule *nft.Rule
-	// Elements are those that the rule found in or added to sets and maps, as nft prints them.
+	// Elements are those that the rule found in or added to sets and maps, as nft prints them; and the ways by which the
+	// kernel sends the packet on, such as "to 10.244.2.6 via 192.168.0.2 dev eth0".
 	Elements []string
 	// Decision is what a matching rule or a policy decided; the zero Verdict if the rule decided nothing.
 	Decision nft.Verdict
@@ -66,6 +67,19 @@ func (w *walk) newStep(kind StepKind, at place, r *nft.Rule, verdict string) Ste
 }
 
 func (w *walk) add(s Step) { w.fate.Path = append(w.fate.Path, s) }
+
+// routing begins the text of the kernel's decisions about routes.
+const routing = "routing: "
+
+// noteWay notes that the packet leaves, with the way if it is known.
+func (w *walk) noteWay(text string) {
+	s := Step{Kind: StepKernel, Hook: w.hook, Verdict: routing + text}
+	if w.way.Destination.IsValid() && len(w.host.Rules) > 0 {
+		w.fate.Route = w.way
+		s.Elements = []string{fmt.Sprintf("to %s %s", w.destination.Addr(), w.way)}
+	}
+	w.add(s)
+}
 
 // note adds a step for a decision of the kernel.
 func (w *walk) note(text string) { w.add(Step{Kind: StepKernel, Hook: w.hook, Verdict: text}) }
@@ -98,8 +112,15 @@ func (p Path) print(b *strings.Builder, indent string) {
 
 // Lines prints the step without its hook, indented by its Level: the rule, then a line for each element.
 func (s *Step) Lines() []string {
-	if s.Chain == nil {
-		return []string{s.Verdict}
+	switch {
+	case s.Chain == nil && len(s.Elements) == 1:
+		return []string{s.Verdict + " " + s.Elements[0]}
+	case s.Chain == nil:
+		lines := []string{s.Verdict}
+		for _, e := range s.Elements {
+			lines = append(lines, "    "+e)
+		}
+		return lines
 	}
 	indent, where := strings.Repeat("  ", s.Level), s.Chain.Name
 	if s.Level == 0 {
@@ -131,7 +152,7 @@ func (s *Step) obvious() bool {
 // route identifies the rules that led to a fate.
 func (f *Fate) route() string {
 	var b strings.Builder
-	fmt.Fprint(&b, f.Result, f.Local, f.Masqueraded, f.Untouched())
+	fmt.Fprint(&b, f.Result, f.Local, f.Masqueraded, f.Untouched(), f.Failure)
 	for _, s := range f.Path {
 		fmt.Fprintf(&b, " %s %p %p %s", s.Hook, s.Chain, s.Rule, s.Verdict)
 	}

@@ -1,25 +1,62 @@
 package evaluator
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// Route is an entry of a routing table. Among several of one table, the longest prefix counts.
+// Route is an entry of a routing table. Among several of one table, the longest prefix counts; of equal ones the first.
 type Route struct {
 	// Destination contains the destinations of the packets.
 	Destination netip.Prefix `json:"to"`
-	// Interface is the name of the outgoing interface. Packets to the machine itself always leave by lo.
+	// Interface is the name of the outgoing interface; empty if it is not known, or if Hops differ. Packets to the machine
+	// itself always leave by lo.
 	Interface string `json:"interface"`
+	// Gateway is the next hop; the zero Addr if the destination is one itself.
+	Gateway netip.Addr `json:"via,omitzero"`
+	// Hops are those of a route with several (multipath). The kernel chooses one for each connection.
+	Hops []Hop `json:"hops,omitempty"`
+	// MTU is that of the route, in bytes; 0 if the device's counts.
+	MTU uint32 `json:"mtu,omitempty"`
 	// Source is the address that masquerading chooses; the zero value if it is not known.
 	Source netip.Addr `json:"-"`
 	// Type says what else becomes of the packets than that they leave, such as local or blackhole.
 	Type RouteType `json:"type,omitempty"`
 	// Table is the number of the routing table; 0 is the main one.
 	Table uint32 `json:"table,omitempty"`
+}
+
+// Hop is a next hop of a Route.
+type Hop struct {
+	Gateway   netip.Addr `json:"via,omitzero"`
+	Interface string     `json:"interface"`
+}
+
+// String returns the way to the next hop, such as "via 192.168.0.2 dev eth0".
+func (r Route) String() string {
+	hops := r.Hops
+	if len(hops) == 0 {
+		hops = []Hop{{r.Gateway, r.Interface}}
+	}
+	var ways []string
+	for _, h := range hops {
+		way := "dev " + h.Interface
+		if h.Gateway.IsValid() {
+			way = "via " + h.Gateway.String() + " " + way
+		}
+		ways = append(ways, way)
+	}
+	return strings.Join(ways, " or ")
+}
+
+// leavesBy reports whether packets leave by an interface, or may do so.
+func (r Route) leavesBy(name string) bool {
+	return r.Interface == name || slices.ContainsFunc(r.Hops, func(h Hop) bool { return h.Interface == name })
 }
 
 // RouteType is the type of a route, in the words of ip-route(8); empty means unicast.
@@ -76,24 +113,57 @@ const localTable, mainTable = 255, 254
 
 const loopback = "lo"
 
-// best returns the route of a table with the longest prefix that contains addr; the zero Route if there is none.
-func (h *Host) best(table uint32, addr netip.Addr) (best Route) {
-	for _, r := range h.Routes {
-		if t := r.Table; t == 0 && table == mainTable || t == table {
-			if r.Destination.Contains(addr) && (!best.Destination.IsValid() || r.Destination.Bits() > best.Destination.Bits()) {
-				best = r
+// routingTable finds the routes of a routing table.
+type routingTable struct {
+	routes map[netip.Prefix]Route
+	// lengths are those of the prefixes, the longest first.
+	lengths []int
+}
+
+func routingTables(routes []Route) map[uint32]*routingTable {
+	tables := map[uint32]*routingTable{}
+	for _, r := range routes {
+		number := cmp.Or(r.Table, mainTable)
+		t := tables[number]
+		if t == nil {
+			t = &routingTable{routes: map[netip.Prefix]Route{}}
+			tables[number] = t
+		}
+		to := r.Destination.Masked()
+		if _, known := t.routes[to]; !known {
+			t.routes[to] = r
+			if !slices.Contains(t.lengths, to.Bits()) {
+				t.lengths = append(t.lengths, to.Bits())
 			}
 		}
 	}
-	return best
+	for _, t := range tables {
+		slices.SortFunc(t.lengths, func(a, b int) int { return cmp.Compare(b, a) })
+	}
+	return tables
 }
 
-func (h *Host) isLocal(addr netip.Addr) bool {
-	return addr.IsLoopback() || slices.Contains(h.Addresses, addr) || h.best(localTable, addr).Type == RouteLocal
+// best returns the route of a table with the longest prefix that contains addr; the zero Route if there is none.
+func (e *Evaluator) best(table uint32, addr netip.Addr) Route {
+	t := e.routes[table]
+	if t == nil {
+		return Route{}
+	}
+	for _, length := range t.lengths {
+		to, err := addr.Prefix(length)
+		if r, is := t.routes[to]; is && err == nil {
+			return r
+		}
+	}
+	return Route{}
 }
 
-func (h *Host) isBroadcast(addr netip.Addr) bool {
-	return h.best(localTable, addr).Type == RouteBroadcast
+func (e *Evaluator) isLocal(addr netip.Addr) bool {
+	return addr.IsLoopback() || slices.Contains(e.host.Addresses, addr) || e.best(localTable, addr).Type == RouteLocal
+}
+
+func (e *Evaluator) isBroadcast(addr netip.Addr) bool {
+	return e.best(localTable, addr).Type == RouteBroadcast
 }
 
 // routesByMore reports whether routing rules look at more than the destination.
@@ -103,6 +173,24 @@ func (h *Host) routesByMore() bool {
 	})
 }
 
+// query is what the kernel looks at when it routes a packet.
+type query struct {
+	// from is the zero Addr if it is not known.
+	from, to netip.Addr
+	// iif is the interface that the packet comes in by, lo for the node's own packets; empty if it is not known.
+	iif  string
+	mark mark
+}
+
+// query is about the packet as it is now, to an address.
+func (w *walk) query(to netip.Addr) query {
+	q := query{w.source.Addr(), to, w.iif.name, w.routingMark}
+	if w.packet.Local && w.iif == (ifname{}) {
+		q.iif = loopback
+	}
+	return q
+}
+
 // routeTo returns the route to an address by the rules, as the packet is now. If that is not known, unknown says why. None is
 // the zero Route.
 func (w *walk) routeTo(addr netip.Addr) (r Route) {
@@ -110,18 +198,22 @@ func (w *walk) routeTo(addr netip.Addr) (r Route) {
 	return r
 }
 
-func (w *walk) findRoute(addr netip.Addr) (r Route, unknown string) {
-	if w.host.isLocal(addr) {
-		r = w.host.best(mainTable, addr)
+func (w *walk) findRoute(addr netip.Addr) (r Route, unknown string) { return w.lookup(w.query(addr)) }
+
+// lookup finds a route in the tables that the routing rules name.
+func (e *Evaluator) lookup(q query) (r Route, unknown string) {
+	if e.isLocal(q.to) {
+		r = e.best(mainTable, q.to)
 		r.Interface, r.Type = loopback, RouteLocal
 		return r, ""
 	}
-	rules := w.host.Rules
+	family := familyOf(q.to)
+	rules := e.host.Rules
 	if len(rules) == 0 {
-		rules = []RoutingRule{{Family: w.family, Table: localTable}, {Family: w.family, Table: mainTable}}
+		rules = []RoutingRule{{Family: family, Table: localTable}, {Family: family, Table: mainTable}}
 	}
 	for _, rule := range rules {
-		switch applies := w.applies(rule, addr); {
+		switch applies := rule.applies(family, q); {
 		case applies == no:
 			continue
 		case applies == maybe:
@@ -129,7 +221,7 @@ func (w *walk) findRoute(addr netip.Addr) (r Route, unknown string) {
 		case rule.Type != "":
 			return Route{Type: rule.Type}, ""
 		}
-		if r = w.host.best(rule.Table, addr); r.Destination.IsValid() && r.Type != RouteThrow {
+		if r = e.best(rule.Table, q.to); r.Destination.IsValid() && r.Type != RouteThrow {
 			return r, ""
 		}
 	}
@@ -154,50 +246,33 @@ func (r RoutingRule) String() string {
 	return text
 }
 
-// applies reports whether a routing rule is for the packet.
-func (w *walk) applies(r RoutingRule, to netip.Addr) truth {
-	iif := w.iif.name
-	if w.packet.Local && w.iif == (ifname{}) {
-		iif = loopback
-	}
+// applies reports whether a routing rule is for a packet.
+func (r RoutingRule) applies(family nft.Family, q query) truth {
 	switch {
-	case r.Family != w.family, r.To.IsValid() && !r.To.Contains(to), r.From.IsValid() && w.source.IsValid() && !r.From.Contains(w.source.Addr()),
-		(w.routingMark.bits^r.Mark)&r.Mask&^w.routingMark.unknown != 0, r.Iif != "" && r.Iif != iif && iif != "":
+	case r.Family != family, r.To.IsValid() && !r.To.Contains(q.to), r.From.IsValid() && q.from.IsValid() && !r.From.Contains(q.from),
+		(q.mark.bits^r.Mark)&r.Mask&^q.mark.unknown != 0, r.Iif != "" && r.Iif != q.iif && q.iif != "":
 		return no
-	case r.Unknown != "", r.From.IsValid() && !w.source.IsValid(), r.Mask&w.routingMark.unknown != 0, r.Iif != "" && iif == "":
+	case r.Unknown != "", r.From.IsValid() && r.From.Bits() > 0 && !q.from.IsValid(), r.Mask&q.mark.unknown != 0, r.Iif != "" && q.iif == "":
 		return maybe
 	}
 	return yes
 }
 
-// leave looks up the outgoing interface. It reports whether there is a route.
+// leave looks up the outgoing interface. It reports whether the kernel routes the packet.
 func (w *walk) leave() bool { return w.leaveTo(w.destination.Addr()) }
 
 func (w *walk) leaveTo(addr netip.Addr) bool {
-	r, unknown := w.findRoute(addr)
-	w.oif = ifname{name: r.Interface}
-	if w.oif.name == "" {
-		w.oif.unknown = fmt.Sprintf("the interface towards %s is not known", addr)
+	d := w.decide(addr)
+	w.leaveBy(d.Route)
+	return w.obeys(d)
+}
+
+// leaveBy takes a route.
+func (w *walk) leaveBy(r Route) {
+	w.way, w.oif = r, ifname{name: r.Interface}
+	if r.Interface == "" {
+		w.oif.unknown = fmt.Sprintf("the interface towards %s is not known", w.destination.Addr())
 	}
-	switch complete := len(w.host.Rules) > 0; {
-	case unknown != "":
-		w.fate.Result = Undecided
-		w.note("routing: " + unknown)
-	case r.Type == RouteBlackhole:
-		w.note("routing: blackhole")
-	case r.Type == RouteUnreachable || r.Type == RouteProhibit:
-		w.fate.Result = Refused
-		w.note("routing: " + string(r.Type))
-	case r.Type != "" && r.Type != RouteLocal:
-		w.fate.Result = Undecided
-		w.note("routing: a route of type " + string(r.Type) + " is not modelled")
-	case !r.Destination.IsValid() && r.Type == "" && complete:
-		w.fate.Result = Refused
-		w.note("routing: there is no route to " + addr.String())
-	default:
-		return true
-	}
-	return false
 }
 
 // permits reports whether the policies of IPsec let the packet pass in a direction.

@@ -189,8 +189,18 @@ func (s *statements) swapped(e nft.Swapped) value {
 
 // incoming is the interface that the packet comes in by. If nobody has named it, it is that of the route to the source.
 func (w *walk) incoming() ifname {
-	if name := w.routeTo(w.packet.Source.Addr()).Interface; w.iif.unknown != "" && name != "" && !w.atDevice {
-		return ifname{name: name}
+	if w.iif.unknown == "" || w.atDevice {
+		return w.iif
+	}
+	from := w.packet.Source.Addr()
+	back, why := w.lookup(query{from: w.destination.Addr(), to: from, iif: loopback})
+	if why != "" && w.host.Ask != nil {
+		if a, err := w.host.Ask(Packet{Destination: netip.AddrPortFrom(from, 0), Local: true}); err == nil {
+			back = a.Route
+		}
+	}
+	if back.Interface != "" {
+		return ifname{name: back.Interface}
 	}
 	return w.iif
 }
@@ -222,11 +232,11 @@ func (w *walk) ifname(f nft.Field, of ifname) value {
 // addressType returns the type of an address, as the routing tables say.
 func (w *walk) addressType(addr netip.Addr) value {
 	switch {
-	case !addr.IsValid() || w.host.isLocal(addr): // masquerading chose it
+	case !addr.IsValid() || w.isLocal(addr): // masquerading chose it
 		return known(nft.IntegerData(unix.RTN_LOCAL))
 	case addr.IsMulticast():
 		return known(nft.IntegerData(unix.RTN_MULTICAST))
-	case w.host.isBroadcast(addr):
+	case w.isBroadcast(addr):
 		return known(nft.IntegerData(unix.RTN_BROADCAST))
 	}
 	if r, why := w.findRoute(addr); why == "" && r.Destination.IsValid() && r.Type == "" {

@@ -28,6 +28,8 @@ type walk struct {
 	hops     uint8
 	hopsSet  bool
 	iif, oif ifname
+	// way is the route by which the packet leaves, as of the last routing.
+	way Route
 	// atDevice says that the hook is one that a device calls: not one of IP.
 	atDevice bool
 	// tracked says that conntrack has seen the packet, and untracked that a rule keeps it from doing so.
@@ -122,11 +124,11 @@ func (w *walk) send() (bool, error) {
 	if !w.leave() {
 		return false, nil
 	}
-	back := w.host.isLocal(w.destination.Addr())
+	back := w.isLocal(w.destination.Addr())
 	if back {
 		w.note("routing: to the node itself, out and in by lo")
 	} else {
-		w.note("routing: out of the node")
+		w.noteWay("out of the node")
 	}
 	if on, err := w.traverse(nft.HookPostrouting); !on {
 		return false, err
@@ -155,12 +157,12 @@ func (w *walk) arrive() (bool, error) {
 		return false, err
 	}
 	w.routingMark = w.mark
-	switch {
-	case w.host.isLocal(w.destination.Addr()):
+	switch to := w.destination.Addr(); {
+	case w.isLocal(to) && w.packet.Local: // it has the route by which it left
 		return w.deliver(in)
-	case in.filtered && w.destination.Addr() != w.packet.Destination.Addr():
+	case in.filtered && !w.isLocal(to) && to != w.packet.Destination.Addr():
 		return w.forwardTranslated(in)
-	case in.filtered && w.isBehind(in, w.destination.Addr()):
+	case in.filtered && !w.isLocal(to) && w.isBehind(in, to):
 		return w.bridgeOrForward(in)
 	}
 	return w.forward(in)
@@ -178,11 +180,16 @@ func (w *walk) deliver(in device) (bool, error) {
 	return on, err
 }
 
-// forward walks a packet that the node routes, behind prerouting.
+// forward walks a packet that the node routes, to another host or to itself, behind prerouting.
 func (w *walk) forward(in device) (bool, error) {
-	if !w.leave() {
+	d := w.decide(w.destination.Addr())
+	switch {
+	case !w.obeys(d):
 		return false, nil
+	case d.Type == RouteLocal:
+		return w.deliver(in)
 	}
+	w.leaveBy(d.Route)
 	return w.forwardRouted(in)
 }
 
@@ -191,7 +198,7 @@ func (w *walk) forwardRouted(in device) (bool, error) {
 	if on, err := w.pass(in.handedUp()...); !on {
 		return false, err
 	}
-	w.note("routing: forwarded")
+	w.noteWay("forwarded")
 	if !w.permits("fwd") || !w.permits("out") {
 		return false, nil
 	}

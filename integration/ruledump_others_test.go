@@ -225,7 +225,7 @@ func explainFlow(t *testing.T, node *lab.Host, f flows.Flow, dump string, said *
 		t.Fatal(err)
 	}
 	fromDump := explainDump(t, dump, args...)
-	if diff := cmp.Diff(e.Outcomes, fromDump.Outcomes, cmpopts.IgnoreUnexported(verb.Outcome{}), cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{})); diff != "" {
+	if diff := cmp.Diff(e.Outcomes, fromDump.Outcomes, cmpopts.IgnoreUnexported(verb.Outcome{}), cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{}, netip.Prefix{})); diff != "" {
 		t.Errorf("%s: explain says (-of the kernel +of the dump):\n%s", f.Name, diff)
 	}
 	var to []netip.AddrPort

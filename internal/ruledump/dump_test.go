@@ -110,7 +110,11 @@ func besideOthers(tb testing.TB) *Snapshot {
 	own := &nft.Table{Family: nft.FamilyIP, Name: "kube-proxy", Chains: []*nft.Chain{{Name: "c"}}}
 	return &Snapshot{
 		Tables: []*nft.Table{own}, Ordered: []*nft.Table{other, own}, otherRecordings: []nft.Recording{recording, nil},
-		Host:        evaluator.Host{Routes: []evaluator.Route{{Destination: mustPrefix("0.0.0.0/0"), Interface: "eth0"}}, Interfaces: map[string]uint32{"eth0": 2}},
+		Host: evaluator.Host{
+			Routes:     []evaluator.Route{{Destination: mustPrefix("0.0.0.0/0"), Interface: "eth0", Gateway: netip.MustParseAddr("192.168.0.254"), MTU: 1400}},
+			Interfaces: map[string]uint32{"eth0": 2},
+			Devices:    map[string]evaluator.Device{"eth0": {MTU: 1500, Forwarding: evaluator.On, Forwarding6: evaluator.Off, RPFilter: evaluator.Strict}},
+		},
 		NotLookedAt: []string{"iptables-legacy: the kernel has its tables filter"},
 	}
 }

@@ -267,7 +267,9 @@ func (s *Snapshot) othersText() *others[otherText] {
 
 // addRecorded adds the others of a dump.
 func (s *Snapshot) addRecorded(o *others[otherBytes]) error {
-	s.NotLookedAt, s.Host = o.NotLookedAt, o.Host
+	if s.NotLookedAt, s.Host = o.NotLookedAt, o.Host; len(o.Routes) > 0 && o.Devices == nil {
+		s.NotLookedAt = append(s.NotLookedAt, "ip_forward and rp_filter: not in this dump")
+	}
 	for _, family := range nft.Families {
 		if slices.Contains(o.BridgeFilters, family.String()) {
 			s.Host.BridgeFilters = append(s.Host.BridgeFilters, family)

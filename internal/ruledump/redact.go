@@ -150,12 +150,29 @@ var escapes = regexp.MustCompile(`(\\[bfnrt]|%[0-9A-Fa-f]{2})$`)
 
 func endsEscape(text []byte) bool { return escapes.Match(text[max(0, len(text)-3):]) }
 
+func (p *Pseudonyms) ofValid(addr netip.Addr) netip.Addr {
+	if !addr.IsValid() {
+		return addr
+	}
+	return p.Of(addr)
+}
+
+func (p *Pseudonyms) hops(hops []evaluator.Hop) []evaluator.Hop {
+	hops = slices.Clone(hops)
+	for i := range hops {
+		hops[i].Gateway = p.ofValid(hops[i].Gateway)
+	}
+	return hops
+}
+
 // host replaces the addresses that routes, rules, policies and bridges have.
 func (p *Pseudonyms) host(h evaluator.Host) evaluator.Host {
 	h.Routes, h.Rules, h.Policies = slices.Clone(h.Routes), slices.Clone(h.Rules), slices.Clone(h.Policies)
 	for i := range h.Routes {
-		h.Routes[i].Destination = p.ofPrefix(h.Routes[i].Destination)
+		r := &h.Routes[i]
+		r.Destination, r.Gateway, r.Hops = p.ofPrefix(r.Destination), p.ofValid(r.Gateway), p.hops(r.Hops)
 	}
+	h.FailedNeighbours = p.hops(h.FailedNeighbours)
 	for i := range h.Rules {
 		r := &h.Rules[i]
 		r.From, r.To = p.ofPrefix(r.From), p.ofPrefix(r.To)

@@ -53,11 +53,9 @@ func (s *Snapshot) addRouting(links map[int]netlink.Link) {
 			routes = routes[:maxRoutes-len(s.Host.Routes)]
 		}
 		for _, r := range routes {
-			route := evaluator.Route{Destination: prefixIn(r.Dst, family), Type: routeTypes[r.Type], Table: uint32(r.Table)}
-			if l := links[r.LinkIndex]; l != nil && len(r.MultiPath) == 0 {
-				route.Interface = l.Attrs().Name
+			if r.Flags&unix.RTNH_F_DEAD == 0 {
+				s.Host.Routes = append(s.Host.Routes, routeOf(r, family, links))
 			}
-			s.Host.Routes = append(s.Host.Routes, route)
 		}
 		if err != nil {
 			s.Host.Rules = append(s.Host.Rules, evaluator.RoutingRule{Family: family, Unknown: err.Error()})
@@ -69,6 +67,46 @@ func (s *Snapshot) addRouting(links map[int]netlink.Link) {
 		}
 	}
 	s.addPolicies()
+	if err := s.addDevices(links); err != nil {
+		s.NotLookedAt = append(s.NotLookedAt, "ip_forward and rp_filter: "+err.Error())
+	}
+	s.addFailedNeighbours(links)
+	s.Host.Ask = newAsker(links, s.Host.Rules).ask
+}
+
+// routeOf converts a route of netlink's.
+func routeOf(r netlink.Route, family nft.Family, links map[int]netlink.Link) evaluator.Route {
+	route := evaluator.Route{Destination: prefixIn(r.Dst, family), Type: routeTypes[r.Type], Table: uint32(r.Table), MTU: uint32(r.MTU)}
+	if r.Tos != 0 {
+		route.Type = "tos" // for packets with this DSCP alone
+	}
+	hops := r.MultiPath
+	if len(hops) == 0 {
+		hops = []*netlink.NexthopInfo{{LinkIndex: r.LinkIndex, Gw: r.Gw, Via: r.Via}}
+	}
+	for _, h := range hops {
+		if h.Flags&unix.RTNH_F_DEAD == 0 {
+			route.Hops = append(route.Hops, hopOf(h, links))
+		}
+	}
+	if len(route.Hops) == 1 {
+		route.Gateway, route.Interface, route.Hops = route.Hops[0].Gateway, route.Hops[0].Interface, nil
+	}
+	return route
+}
+
+func hopOf(h *netlink.NexthopInfo, links map[int]netlink.Link) (out evaluator.Hop) {
+	if l := links[h.LinkIndex]; l != nil {
+		out.Interface = l.Attrs().Name
+	}
+	gateway := h.Gw
+	if via, is := h.Via.(*netlink.Via); is && gateway == nil {
+		gateway = via.Addr
+	}
+	if addr, ok := netip.AddrFromSlice(gateway); ok {
+		out.Gateway = addr.Unmap()
+	}
+	return out
 }
 
 // actionsOfRules returns what the routing rules do, in their order: netlink does not say.

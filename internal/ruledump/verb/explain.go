@@ -198,6 +198,10 @@ type Outcome struct {
 	Why          string       `json:"why"`                    // both reasons in one sentence
 	// Destinations: the possible destinations of a packet that is delivered
 	Destinations []netip.AddrPort `json:"destinations,omitempty"`
+	// Routes: the routes by which the packet leaves the node, by destination; absent if they are not known, or not needed
+	Routes []leaving `json:"routes,omitempty"`
+	// Remarks: what is unusual about the destinations, and need not be wrong
+	Remarks []remark `json:"remarks,omitempty"`
 	// DecidedBy is the rule of another program, or the chain with its policy, that ended the packet's way.
 	DecidedBy *step `json:"decidedBy,omitempty"`
 	// DependsOn has rules of other programs that may or may not match; the verdict says which of both this outcome
@@ -218,7 +222,7 @@ type step struct {
 	Chain string `json:"chain,omitempty"`
 	// Rule: the rule as nft prints it; absent if no rule of the chain decided
 	Rule     string   `json:"rule,omitempty"`
-	Elements []string `json:"elements,omitempty"` // elements that the rule found in sets and maps
+	Elements []string `json:"elements,omitempty"` // elements that the rule found in sets and maps, or ways by which packets leave
 	Verdict  string   `json:"verdict"`            // the result, such as "goto cluster-3" or "routing: forwarded"
 	// Kind says what happened, for programs.
 	Kind evaluator.StepKind `json:"-"`
@@ -316,6 +320,7 @@ func (e *Explanation) add(o *evaluator.Outcome) {
 		f = cmp.Or(e.byAddress, e.byNodePort)
 		out.Reason, out.SourceReason = kubeProxyReasons(f, &o.Fate)
 	}
+	out.addRoutes(o, &e.rules.Host)
 	out.Why = e.why(&out, &o.Fate, f)
 	if by := e.decidedBy(&o.Fate); by != nil {
 		out.DecidedBy, out.head = by, out.Result+" by "+by.name()
@@ -465,6 +470,9 @@ func (e *Explanation) Text(p *Page) {
 			p.WriteByte('\n')
 		}
 		p.printf("%s\n  why: %s\n", p.headOf(&o), o.Why)
+		for _, r := range o.Remarks {
+			p.printf("  %s\n", p.bad(r.String()))
+		}
 		for _, d := range o.DependsOn {
 			p.printf("  %s\n", d.condition())
 		}

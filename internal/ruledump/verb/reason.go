@@ -52,11 +52,18 @@ const (
 
 // reasonOf concludes the reason from the rule that decided: the last rule of the path whose chain has a role.
 func reasonOf(fate *evaluator.Fate) Reason {
+	if fate.Failure != "" {
+		return Reason(fate.Failure)
+	}
 	if fate.Result == evaluator.Delivered {
 		return reasonOfDelivery(fate)
 	}
-	if fate.Path.EndsInKernel() && fate.Result == evaluator.Dropped {
+	switch {
+	case !fate.Path.EndsInKernel():
+	case fate.Result == evaluator.Dropped:
 		return ReasonKernel
+	case fate.Result == evaluator.Undecided:
+		return ReasonRoutingUnknown
 	}
 	for i := len(fate.Path) - 1; i >= 0; i-- {
 		step := &fate.Path[i]
@@ -253,6 +260,14 @@ func (e *Explanation) why(o *Outcome, fate *evaluator.Fate, dialed *compiler.Fro
 	}
 	if dialed != nil {
 		name = dialed.ServicePort
+	}
+	switch {
+	case fate.Failure != "" && dialed != nil:
+		return "the kernel does not route it, after " + name + " has chosen the destination"
+	case fate.Failure != "":
+		return "the kernel does not route it"
+	case o.Reason == ReasonRoutingUnknown:
+		return "what the kernel does with it is not known: the last line below"
 	}
 	switch o.Reason {
 	case ReasonKernel:

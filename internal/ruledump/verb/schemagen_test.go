@@ -144,7 +144,7 @@ func (g *generator) addFields(t reflect.Type, present bool, properties object, r
 }
 
 // closed are the types of which all values are constants.
-var closed = []reflect.Type{reflect.TypeFor[Reason](), reflect.TypeFor[SourceReason](), reflect.TypeFor[level]()}
+var closed = []reflect.Type{reflect.TypeFor[Reason](), reflect.TypeFor[SourceReason](), reflect.TypeFor[level](), reflect.TypeFor[remarkKind]()}
 
 func (g *generator) schemaOf(t reflect.Type) object {
 	switch {
