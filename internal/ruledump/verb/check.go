@@ -20,7 +20,7 @@ find out.`,
 		Args: cobra.MaximumNArgs(1),
 	}
 	from.addNamesTo(cmd)
-	format := newFormat("text", "json")
+	format := newFormat("text", "json", "html")
 	format.addTo(cmd)
 	return from.reads(cmd, func(cmd *cobra.Command, rules *ruledump.Snapshot, filter Filter) error {
 		if from.conn != nil {

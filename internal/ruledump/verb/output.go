@@ -86,6 +86,9 @@ func (f *outputFormat) show(w io.Writer, v View) error {
 			_, err = w.Write(data)
 		}
 		return err
+	case "html":
+		_, err := io.WriteString(w, v.(interface{ HTML() string }).HTML())
+		return err
 	}
 	return writePages(w, f.text(w, v))
 }
@@ -201,12 +204,14 @@ func (p *Page) String() string {
 	return strings.Join(parts, "\x1b[")
 }
 
-// controls are characters that a terminal obeys.
-var controls = regexp.MustCompile(`[\x00-\x08\x0b-\x1f\x7f-\x{9f}]`)
+// controls are characters that a terminal obeys, and those that cannot be seen or turn the text beside them around.
+var controls = regexp.MustCompile(`[\x00-\x08\x0b-\x1f\x7f-\x{9f}\p{Cf}\p{Zl}\p{Zp}]`)
 
 // harmless spells out the controls of a text.
 func harmless(text string) string {
-	if !strings.ContainsFunc(text, func(r rune) bool { return unicode.IsControl(r) && r != '\n' && r != '\t' }) {
+	if !strings.ContainsFunc(text, func(r rune) bool {
+		return r != '\n' && r != '\t' && (r < ' ' || r > '~') && unicode.In(r, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp)
+	}) {
 		return text
 	}
 	return controls.ReplaceAllStringFunc(text, func(found string) string { return strings.Trim(strconv.QuoteToASCII(found), `"`) })

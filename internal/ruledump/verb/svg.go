@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"html"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/nftproxy/nftproxy/evaluator"
 )
@@ -20,7 +19,8 @@ const (
 	svgWidth     = svgLeft + svgBox + 3*svgPadding
 )
 
-const svgStyle = `<style>
+// svgStyle are the rules of a drawing, for its own style and for the page that has several.
+const svgStyle = `
   text { fill: #1f2328; font: 12px ui-monospace, "DejaVu Sans Mono", monospace; white-space: pre }
   .title { font-weight: bold; font-size: 13px } .dim { fill: #59636e }
   .page { fill: #ffffff } .hook { fill: #f6f8fa; stroke: #d1d9e0 } .own { fill: #fff8c5; stroke: #9a6700 }
@@ -31,7 +31,6 @@ const svgStyle = `<style>
     .other { fill: #0c2d6b; stroke: #4493f8 } .bad { fill: #490202; stroke: #f85149 } .good { fill: #04260f; stroke: #3fb950 }
     .kernel { fill: #0d1117; stroke: #9198a1 } .way { stroke: #9198a1 } .tip { fill: #9198a1 }
   }
-</style>
 `
 
 // svg is a drawing that grows downwards.
@@ -41,7 +40,10 @@ type svg struct {
 }
 
 // svg draws the way of the packet for each outcome, one below the other.
-func (e *Explanation) svg() string {
+func (e *Explanation) svg() string { return e.drawing("<style>" + svgStyle + "</style>\n") }
+
+// drawing is svg with another element for the style; empty for a page that has the style once.
+func (e *Explanation) drawing(style string) string {
 	d := &svg{y: 2 * svgPadding}
 	for i := range e.Outcomes {
 		e.Outcomes[i].draw(d, e.Packet)
@@ -53,7 +55,7 @@ func (e *Explanation) svg() string {
 		d.text("dim", name)
 	}
 	return fmt.Sprintf(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %.0f %.0f" width="%[1]g" height="%.0[2]f" role="img">`+"\n<title>%s</title>\n%s"+
-		`<rect class="page" width="100%%" height="100%%"/>`+"\n%s</svg>\n", svgWidth, d.y+svgPadding, html.EscapeString(e.Packet), svgStyle, d.String())
+		`<rect class="page" width="100%%" height="100%%"/>`+"\n%s</svg>\n", svgWidth, d.y+svgPadding, html.EscapeString(e.Packet), style, d.String())
 }
 
 func (o *Outcome) draw(d *svg, packet string) {
@@ -125,7 +127,7 @@ func (o *Outcome) drawHook(d *svg, path evaluator.Path, last bool) {
 func (d *svg) box(class string, lines []string) {
 	var wrapped []string
 	for _, line := range lines {
-		wrapped = append(wrapped, wrap(line, svgColumns)...)
+		wrapped = append(wrapped, wrap(harmless(line), svgColumns)...)
 	}
 	fmt.Fprintf(d, `<rect class="%s" x="%d" y="%.0f" width="%.0f" height="%d" rx="4"/>`+"\n", class, svgLeft, d.y, svgBox, len(wrapped)*svgLine+2*svgPadding)
 	d.y += svgPadding
@@ -137,7 +139,7 @@ func (d *svg) box(class string, lines []string) {
 
 // text writes lines beside no box.
 func (d *svg) text(class, text string) {
-	for _, line := range wrap(text, svgColumns) {
+	for _, line := range wrap(harmless(text), svgColumns) {
 		d.line(class, svgLeft, line)
 	}
 }
@@ -150,14 +152,22 @@ func (d *svg) line(class string, x int, line string) {
 // wrap breaks a line at spaces, if it can, into lines of that many characters. Later ones are indented by four more.
 func wrap(line string, columns int) (lines []string) {
 	indent := strings.Repeat(" ", min(len(line)-len(strings.TrimLeft(line, " ")), columns/2)+4)
-	for utf8.RuneCountInString(line) > columns {
-		head := string([]rune(line)[:columns])
-		at := strings.LastIndexByte(head, ' ')
-		if at <= len(indent) {
-			at = len(head)
+	for at := prefix(line, columns); at < len(line); at = prefix(line, columns) {
+		if space := strings.LastIndexByte(line[:at], ' '); space > len(indent) {
+			at = space
 		}
 		lines = append(lines, line[:at])
 		line = indent + strings.TrimLeft(line[at:], " ")
 	}
 	return append(lines, line)
+}
+
+// prefix returns the number of bytes in the first n characters.
+func prefix(text string, n int) int {
+	for i := range text {
+		if n--; n < 0 {
+			return i
+		}
+	}
+	return len(text)
 }
