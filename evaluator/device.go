@@ -9,8 +9,8 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// device is an interface on a packet's way. Of a bridge, port is the port that the packet comes or leaves by, and filtered
-// says that br_netfilter calls the hooks of IP there, before the bridge hands the packet up.
+// device is an interface on a packet's way. If it is a bridge, the packet comes in or leaves by its port, and filtered says
+// that br_netfilter calls the hooks of IP at the port, before the bridge hands the packet up.
 type device struct {
 	ifname
 	isBridge, filtered bool
@@ -53,7 +53,7 @@ type stage struct {
 	half    half
 }
 
-// arrival are the stages before prerouting of IP.
+// arrival returns the stages before prerouting of IP.
 func (d device) arrival() []stage {
 	switch {
 	case !d.isBridge:
@@ -67,7 +67,8 @@ func (d device) arrival() []stage {
 	}
 }
 
-// handedUp are the stages behind prerouting of IP, if br_netfilter has called that.
+// handedUp returns the stages between prerouting of IP and the routing decision. There are some if br_netfilter has called
+// prerouting at the port.
 func (d device) handedUp() []stage {
 	if !d.filtered {
 		return nil
@@ -78,7 +79,7 @@ func (d device) handedUp() []stage {
 	}
 }
 
-// departure are the stages behind postrouting of IP.
+// departure returns the stages behind postrouting of IP.
 func (d device) departure() []stage {
 	stages := []stage{{nft.FamilyNetdev, nft.HookEgress, ifname{}, d.ifname, whole}}
 	if d.isBridge {
@@ -174,7 +175,8 @@ func (w *walk) pass(stages ...stage) (bool, error) {
 	return true, nil
 }
 
-// chainsOf returns the chains that a packet meets at a stage. Where its device is not known, it may or may not meet them.
+// chainsOf returns the chains that a packet meets at a stage. If the packet's device is not known, it may or may not meet
+// the chains of family netdev.
 func (w *walk) chainsOf(s stage) (chains []baseChain) {
 	at := s.in
 	if s.hook == nft.HookEgress || s.hook == nft.HookOutput || s.hook == nft.HookPostrouting {

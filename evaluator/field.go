@@ -33,7 +33,7 @@ func (s *statements) field(f nft.Field) value {
 	return of(s)
 }
 
-// metadata are the fields that are neither in the packet nor those of its connection.
+// metadata has the functions that return fields of neither the packet's headers nor its connection.
 var metadata = map[nft.Field]func(*statements) value{
 	nft.MetaL4proto: (*statements).protocol,
 	nft.MetaMark: func(s *statements) value {
@@ -60,7 +60,7 @@ var metadata = map[nft.Field]func(*statements) value{
 	nft.FibDaddrType: func(s *statements) value { return s.addressType(s.walk.destination.Addr()) },
 }
 
-// connections are the fields of the packet's connection. A packet without one has none of them but its state.
+// connections has the functions that return fields of the packet's connection. Without a connection, there is only a state.
 var connections = map[nft.Field]func(*statements) value{
 	nft.CTState: func(s *statements) value { return known(nft.IntegerData(s.ctState())) },
 	nft.CTStatus: func(s *statements) value {
@@ -72,7 +72,7 @@ var connections = map[nft.Field]func(*statements) value{
 		}
 		return integer(s.ctMark.bits, s.ctMark.unknown, "the mark of the connection is not known")
 	},
-	nft.CTZone:             func(*statements) value { return known([]byte{0, 0}) }, // a rule that sets another one ends the walk
+	nft.CTZone:             func(*statements) value { return known([]byte{0, 0}) }, // a rule that sets the zone ends the walk
 	nft.CTDirection:        func(*statements) value { return known([]byte{0}) },
 	nft.CTOriginalIPDaddr:  func(s *statements) value { return s.address(s.packet.Destination.Addr()) },
 	nft.CTOriginalIP6Daddr: func(s *statements) value { return s.address(s.packet.Destination.Addr()) },
@@ -212,7 +212,8 @@ func (s *statements) hopLimit() value {
 	return known([]byte{s.hops})
 }
 
-// icmpType is that of the messages that begin a connection. Errors belong to other connections.
+// icmpType returns type and code of an echo request, the message that begins a connection. ICMP errors belong to other
+// connections.
 func (s *statements) icmpType() value {
 	const echoRequest, echoRequestV6 = 8, 128
 	switch {

@@ -24,7 +24,7 @@ func (a Added) isOf(t *nft.Table, set *nft.Set) bool {
 	return a.Family == t.Family && a.Table == t.Name && a.Map == set.Name
 }
 
-// change is an element that packets added to a set or deleted from it. Without a key it is not known which one.
+// change is an element that packets added to a set or deleted from it. Without a key, the element is not known.
 type change struct {
 	Added
 	deleted bool
@@ -69,7 +69,7 @@ func (s *statements) lookUp(c nft.Concat, name string) answer {
 	return a
 }
 
-// lookUpUnknown is a lookup by a key of which bits are not known.
+// lookUpUnknown is lookUp for a key with unknown bits.
 func (s *statements) lookUpUnknown(set *nft.Set, k value) answer {
 	unchanged := !slices.ContainsFunc(s.changes, func(c change) bool { return c.isOf(s.Table, set) })
 	if unchanged && !set.Partial() && !slices.ContainsFunc(set.Elements(), k.mayBe) {
@@ -97,7 +97,7 @@ func (v value) mayBe(e nft.Element) bool {
 	return true
 }
 
-// find finds the element of a set with a key: one that packets added last, or one that was there.
+// find finds the element of a set with a key: the one that packets added last, else the one in the table.
 func (s *statements) find(set *nft.Set, key nft.Data) answer {
 	for _, c := range slices.Backward(s.changes) {
 		switch {
@@ -155,8 +155,8 @@ func (s *statements) mapped(m nft.Mapped) value {
 	return known(bytes.Clone(v.data[m.Offset : m.Offset+m.Length]))
 }
 
-// update adds an element to a dynamic map or set. If it has the key, the element keeps its data. If the map is full, nothing
-// is added, and the rule ends (net/netfilter/nft_dynset.c).
+// update adds an element to a dynamic map or set. An existing element keeps its data. If the map is full, the kernel adds
+// nothing and ends the rule (net/netfilter/nft_dynset.c).
 func (s *statements) update(u nft.Update) result {
 	set := s.Set(u.Map)
 	if set == nil {

@@ -22,7 +22,7 @@ type others struct {
 	// matters says where it makes a difference which of several ways the packet takes: the order of chains with one priority,
 	// or whether a bridge or the node forwards it.
 	matters map[arrival]bool
-	// spent counts the statements and chains of all walks, also of those that only tell whether something matters.
+	// spent counts the statements and chains of all walks, including the walks that only compare ways.
 	spent int
 }
 
@@ -32,8 +32,9 @@ func (o *others) spend(statements int) bool {
 	return o.spent > maxAllStatements
 }
 
-// arrival is a packet before the chains of one priority, of which first is one, or behind prerouting at a port of a bridge.
-// Devices may share chains, and a packet comes to those of more than one.
+// arrival is a packet in front of a choice: before the chains of one priority, whose first chain is first, or behind
+// prerouting at a port of a bridge, where first is nil. The hook and the interfaces are part of it, because devices may share
+// chains, and a packet may come by several devices.
 type arrival struct {
 	first    *nft.Chain
 	hook     nft.Hook
@@ -61,8 +62,8 @@ func (w *walk) state() state {
 	return s
 }
 
-// otherChain runs a base chain of another program. Where a rule asks for something unknown, the chain is run once for
-// each answer. Ways that treat the packet alike count as one, and then the packet does not depend on those answers.
+// otherChain runs a base chain of another program. If a rule asks for something unknown, otherChain runs the chain once for
+// each answer. Answers that lead to the same packet and the same verdict count as one: then the fate does not depend on them.
 func (w *walk) otherChain(c baseChain) (nft.Verdict, error) {
 	before := *w
 	before.fate.Path, before.fate.Depends = slices.Clip(before.fate.Path), slices.Clip(before.fate.Depends)
@@ -120,9 +121,9 @@ func (w *walk) meet(c baseChain, at place) (nft.Verdict, error) {
 	return nft.Accept, nil
 }
 
-// runTogether runs chains with one priority. The kernel runs the one first that was added last (nf_hook_entries_grow). It
-// lists the chains of a table in the order in which they were added, but does not tell which of two tables got its chain
-// last: if that makes a difference, each table is the first one in turn, and before all the one that was made last.
+// runTogether runs chains of equal priority. The newest chain runs first (nf_hook_entries_grow). The kernel lists the chains
+// of a table in the order in which they were added, but does not say which of two tables got its chain later. If the order
+// makes a difference, each table runs first once, beginning with the newest table.
 func (w *walk) runTogether(chains []baseChain) (bool, error) {
 	var orders [][]baseChain
 	var ways []func() (bool, error)

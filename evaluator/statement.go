@@ -16,14 +16,14 @@ type statements struct {
 	*walk
 	place
 	rule *nft.Rule
-	// elements are those that the rule found in or added to sets and maps, as nft prints them.
+	// elements are the elements that the rule found in or added to sets and maps, as nft prints them.
 	elements []string
 	// maps has what the rule found in maps.
 	maps map[string]answer
 }
 
-// lenient reports whether a rule may depend on something unknown: a rule of another program, of which both ways are
-// followed. For all others that is an error.
+// lenient reports whether a rule may depend on something unknown. It may if another program wrote it: then the walk follows
+// both ways. In a rule of this proxy something unknown is an error.
 func (p place) lenient() bool { return p.Kernel != nil && p.Kernel.Other || p.external }
 
 // mark is a mark of a packet or of a connection.
@@ -35,9 +35,9 @@ type result struct {
 	// why says why it is not known whether it matches.
 	why     string
 	verdict nft.Verdict
-	// before happens also where the statement does not match.
+	// before happens even if the statement does not match.
 	before func()
-	// effect says that the statement changes what later rules see, or the packet's fate.
+	// effect, if set, changes what later rules see, or the packet's fate.
 	effect func() error
 	// undecided says why the result of the rule is not known.
 	undecided string
@@ -45,7 +45,7 @@ type result struct {
 
 var goesOn = result{matches: yes}
 
-// run runs a statement. What has no case here is not known.
+// run runs a statement. The result of a statement without a case is not known.
 func (s *statements) run(statement nft.Statement) result {
 	switch x := statement.(type) {
 	case nft.Match:
@@ -86,15 +86,15 @@ func (s *statements) run(statement nft.Statement) result {
 	return result{matches: yes, undecided: "the evaluator does not model this statement"}
 }
 
-// What the kernel's objects, expressions and extensions of xtables do to the fate of a packet, by their names. What is not
-// here is not known.
+// The results of objects, of expressions without a statement, and of targets of xtables, by their names: yes if the packet
+// goes on unchanged, maybe if it goes on or not. Results of all other names are not known.
 var (
 	objects     = results{yes: {"counter", "ct helper", "ct timeout", "ct expectation", "secmark"}, maybe: {"quota", "limit"}}
 	expressions = results{yes: {"log", "last", "flow_offload", "counter"}, maybe: {"limit", "quota", "connlimit", "socket", "osf", "rt", "xfrm", "exthdr", "bitwise", "hash", "numgen", "byteorder"}}
 	ofTargets   = results{yes: {"LOG", "NFLOG", "TCPMSS", "CHECKSUM", "TRACE", "AUDIT", "SET", "CLASSIFY", "SECMARK", "CONNSECMARK", "TOS", "DSCP"}}
 )
 
-// extension runs an extension of xtables. A match changes nothing, but for one.
+// extension runs an extension of xtables. Of the matches, socket alone can change the packet.
 func extension(x nft.Extension) result {
 	switch x.Name {
 	case "rt", "frag", "hbh", "dst", "ah", "esp", "mh":
@@ -216,7 +216,7 @@ func (s *statements) assign(a nft.Assign) result {
 	return goesOn // priority, labels, classes
 }
 
-// nat translates an end of the connection. Like every translation, that ends the base chain.
+// nat translates an end of the connection. A translation ends the base chain.
 func (s *statements) nat(n nft.NAT) result {
 	isDestination := n.Kind == nft.DestinationNAT || n.Kind == nft.RedirectNAT
 	at := translates(s.hook)

@@ -121,7 +121,7 @@ func formatPresent(b string) string {
 	return "exists"
 }
 
-// typeBytes is the type of a value of which only the length is known.
+// typeBytes is the type of a value whose length alone is known.
 func typeBytes(length int) dataType {
 	return dataType{"", 0, length, orderNone, func(b string) string { return fmt.Sprintf("0x%x", b) }, packNothing}
 }

@@ -14,7 +14,7 @@ const (
 	maxListedSets = 1_000   // of one table, to print their first elements
 	// maxListedElement bounds the elements of an anonymous set that are printed.
 	maxListedElement = 12
-	// maxRecordedBytes are those of all tables together.
+	// maxRecordedBytes bounds the messages of all tables together.
 	maxRecordedBytes = 32 << 20
 )
 
@@ -27,15 +27,15 @@ type leftOutError string
 
 func (e leftOutError) Error() string { return string(e) }
 
-// decoder builds a table from the messages that describe it: the table's own, then those of its
-// parts, in which sets come before their elements.
+// decoder builds a table from the messages that describe it: first the message about the table, then the messages about its
+// parts, sets before their elements.
 type decoder struct {
 	table  *Table
 	sets   map[string]*Set
 	chains map[string]*Chain
-	// rules are those of an own table, whose sets and chains may follow.
+	// rules are the rules of an own table. They wait for finish, because their sets and chains may follow them.
 	rules []decodedRule
-	// count is the number of another program's rules.
+	// count is the number of rules of another program's table.
 	count int
 	// other says that another program wrote the table. It may change while it is read.
 	other bool

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// delinearizer turns the kernel's register machine back into statements: of each register it knows which expression has
-// filled it. What has no statement becomes Unknown.
+// delinearizer turns the kernel's register machine back into statements. It tracks which expression has filled each register.
+// An expression without a statement becomes Unknown.
 type delinearizer struct {
 	family    Family
 	sets      func(name string) *Set
@@ -42,8 +42,8 @@ func delinearize(family Family, sets func(string) *Set, exprs []any) Rule {
 	return r
 }
 
-// sameExprs reports whether the expressions of a rule that was read are those of its statements. The kernel adds what
-// they do not say.
+// sameExprs reports whether a rule that was read has the expressions that its statements would be written with. It ignores
+// what the kernel and nft add without effect.
 func sameExprs(read []any, written []expr.Any) bool {
 	read = slices.DeleteFunc(slices.Clone(read), func(e any) bool {
 		swap, is := e.(*expr.Byteorder)
@@ -52,8 +52,8 @@ func sameExprs(read []any, written []expr.Any) bool {
 	return slices.EqualFunc(read, written, func(a any, b expr.Any) bool { return reflect.DeepEqual(plain(a), plain(b)) })
 }
 
-// plain returns an expression without what the kernel counts and adds, and without the numbers of registers: which of them
-// a statement uses makes no difference.
+// plain returns an expression without counts and other additions of the kernel, and with one number for all registers: two
+// rules that differ in registers alone mean the same.
 func plain(e any) any {
 	from := reflect.ValueOf(e)
 	if from.Kind() != reflect.Pointer {
@@ -96,7 +96,7 @@ func exprName(e any) string {
 func (d *delinearizer) emit(s Statement) bool {
 	d.out = append(d.out, s)
 	switch s.(type) {
-	case Assign, NAT: // what was loaded before is not what a later statement would load
+	case Assign, NAT: // a field that was loaded before may have another value now
 		for i, r := range d.registers {
 			if _, is := r.expr.(Constant); !is {
 				d.registers[i] = loaded{}
@@ -106,7 +106,7 @@ func (d *delinearizer) emit(s Statement) bool {
 	return true
 }
 
-// step reports whether there is a statement for the expression, or will be for what it loads.
+// step takes the next expression. It reports whether the expression is a statement, or loads a value for a later one.
 func (d *delinearizer) step(e any) bool {
 	switch e := e.(type) {
 	case *expr.Payload:
@@ -143,7 +143,7 @@ func (d *delinearizer) step(e any) bool {
 	return d.action(e)
 }
 
-// action takes the expressions that no other one follows.
+// action takes an expression that is a statement by itself.
 func (d *delinearizer) action(e any) bool {
 	switch e := e.(type) {
 	case *expr.NAT:
@@ -217,7 +217,7 @@ func (d *delinearizer) value(register uint32, length int) Expr {
 	return Opaque{Name: fmt.Sprintf("register-%d", register), Length: min(max(length, 0), 4*len(d.registers))}
 }
 
-// span returns the expressions of two registers, of which the second one may be none or the same.
+// span returns the expressions of two registers. to is nil if the second register is 0 or equals the first.
 func (d *delinearizer) span(first, last uint32, length int) (from, to Expr) {
 	if first == 0 {
 		return nil, nil
@@ -229,7 +229,7 @@ func (d *delinearizer) span(first, last uint32, length int) (from, to Expr) {
 	return from, to
 }
 
-// concat returns the expressions in the registers from one on, length bytes of them.
+// concat returns the expressions in length bytes of registers, beginning with a register.
 func (d *delinearizer) concat(register uint32, length int) (c Concat) {
 	for i := registerIndex(register); c.Len() < length; {
 		if i < 0 || i >= len(d.registers) || d.registers[i].expr == nil || d.registers[i].offset > 0 {
@@ -247,7 +247,7 @@ func (d *delinearizer) concat(register uint32, length int) (c Concat) {
 	return c
 }
 
-// maxPayload bounds the bytes of a packet that an expression may load: those of four registers of 128 bits.
+// maxPayload bounds the bytes of a packet that an expression may load: four registers of 128 bits.
 const maxPayload = 64
 
 func (d *delinearizer) payload(p *expr.Payload) bool {
@@ -274,7 +274,7 @@ func (d *delinearizer) payload(p *expr.Payload) bool {
 	return d.emit(Assign{field, value})
 }
 
-// The fields by what loads them.
+// The fields by the expressions that load them.
 var (
 	payloadFields = map[Payload][]Field{}
 	metaFields    = map[expr.MetaKey]Field{}

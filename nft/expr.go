@@ -71,7 +71,7 @@ const (
 	IP6QuotedDport
 )
 
-// Fields that rules of other programs have, and that no set of this package has in its type.
+// Fields for rules of other programs. No set of this package has them in its type.
 const (
 	IPProtocol Field = IP6QuotedDport + 1 + iota
 	IP6Nexthdr

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Extension is a match or a target of xtables: of iptables-nft or iptables-legacy. A rule that is read has one only where
-// no other statement means the same.
+// Extension is a match or a target of xtables, as iptables-nft and iptables-legacy use them. A rule that was read has an
+// Extension only if no other statements mean the same.
 type Extension struct {
 	// Target says that it is a target, not a match.
 	Target bool
@@ -39,7 +39,8 @@ func (x Extension) linearize(l *linearizer) {
 	l.add(&expr.Match{Name: x.Name, Rev: x.Revision, Info: &info})
 }
 
-// Meaning returns the statements that mean the same in a table of the family, or the extension itself. A comment is none.
+// Meaning returns the statements that mean the same in a table of the family, or the extension itself. A comment has no
+// statements.
 func (x Extension) Meaning(family Family) []Statement {
 	if statements, _, known := x.meaning(family); known {
 		return statements
@@ -62,7 +63,7 @@ func (s *structure) u32() uint32    { return binary.NativeEndian.Uint32(s.bytes(
 func (s *structure) data() Data     { return Data(s.bytes(4)) }
 func (s *structure) port() Constant { return Constant(s.bytes(2)) }
 
-// meaning returns the statements that mean the same, or the comment that the extension is.
+// meaning returns the statements that mean the same. For the extension "comment" it returns no statements and the comment.
 func (x Extension) meaning(family Family) (statements []Statement, comment string, known bool) {
 	s := &structure{[]byte(x.Info)}
 	if x.Target {
@@ -118,8 +119,8 @@ func marked(field Field, s *structure) []Statement {
 	return []Statement{Match{Field: Bits{Of: field, Mask: mask, Xor: IntegerData(0)}, Op: op, Value: Constant(mark)}}
 }
 
-// tcpOrUDP reads struct xt_tcp and xt_udp: source ports, destination ports, and for TCP an option, flags, and what of them is set; then
-// what is inverted.
+// tcpOrUDP reads struct xt_tcp and xt_udp: source ports, destination ports; for TCP an option, a mask of flags, the flags that
+// must be set; then which conditions are inverted.
 func tcpOrUDP(isTCP bool, s *structure) []Statement {
 	ports := [4]uint16{s.u16(), s.u16(), s.u16(), s.u16()}
 	var option, mask, flags uint8
@@ -178,7 +179,7 @@ func multiport(s *structure) []Statement {
 	return anyOf(either, inverted)
 }
 
-// anyOf returns the statements that hold where one of the matches does, or none.
+// anyOf returns the statements that hold if one of the matches holds; inverted, if none holds.
 func anyOf(either AnyOf, inverted bool) (statements []Statement) {
 	switch {
 	case inverted:
@@ -194,17 +195,17 @@ func anyOf(either AnyOf, inverted bool) (statements []Statement) {
 	return statements
 }
 
-// In the masks of xtables, the bits beyond those of ct state.
+// The bits of a mask of xtables that are no bits of ct state.
 const (
 	xtStateSNAT      = 1 << 6
 	xtStateDNAT      = 1 << 7
 	xtStateUntracked = 1 << 8
 )
 
-// states returns what holds if a connection is in one of the states, or none.
+// states returns the statements that hold if a connection is in one of the states; inverted, if it is in none.
 func states(mask uint32, inverted bool) []Statement {
 	if inverted && mask&(xtStateSNAT|xtStateDNAT) != 0 {
-		return nil // for a packet without a connection it holds, and a comparison of ct status does not
+		return nil // an inverted state holds for a packet without a connection, and a comparison of ct status does not
 	}
 	state := mask & 0xf
 	if mask&xtStateUntracked != 0 {
@@ -224,7 +225,7 @@ func states(mask uint32, inverted bool) []Statement {
 	return anyOf(either, false)
 }
 
-// conntrack reads struct xt_conntrack_mtinfo1 to 3, if they compare the state, the status or addresses.
+// conntrack reads struct xt_conntrack_mtinfo1 to 3, if the match compares the state, the status or addresses only.
 func conntrack(family Family, revision uint32, s *structure) []Statement {
 	const state, status, stateAlias = 1 << 0, 1 << 6, 1 << 13
 	var addrs [8][]byte // each address, and its mask
@@ -298,12 +299,12 @@ func addressTypes(family Family, revision uint32, s *structure) []Statement {
 		flags |= 2
 	}
 	if flags&^3 != 0 {
-		return nil // for an interface
+		return nil // limited to an interface
 	}
 	statements := []Statement{}
 	for i, field := range []Field{FibSaddrType, FibDaddrType} {
 		if family == FamilyIP6 && masks[i]&^(1<<unix.RTN_LOCAL) != 0 {
-			return nil // in IPv6 the other types are not those of routes, and all have to match (net/netfilter/xt_addrtype.c)
+			return nil // in IPv6 xtables decides on other types without the routes, and all types must match (net/netfilter/xt_addrtype.c)
 		}
 		either := AnyOf{}
 		for typ := range uint32(12) {
@@ -380,7 +381,7 @@ func connmark(revision uint32, s *structure) []Statement {
 	return nil
 }
 
-// rejectTarget takes the number of an answer (enum ipt_reject_with, enum ip6t_reject_with).
+// rejectTarget returns the Reject with the answer of a number (enum ipt_reject_with, enum ip6t_reject_with).
 func rejectTarget(family Family, with uint32) Reject {
 	port, reset := byFamily[uint32](family, 3, 4), byFamily[uint32](family, 7, 6)
 	switch with {

@@ -8,12 +8,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Feature is something that not every kernel has, and that only those rules or tables need that use it.
+// Feature is an ability that some kernels lack. Only rules and tables that use it need it.
 type Feature uint8
 
 // The features.
 const (
-	// FeatureBasic is all that this package can express, but for the other features.
+	// FeatureBasic is everything that this package can express, except the other features.
 	FeatureBasic Feature = iota
 	// FeatureHash is JHash.
 	FeatureHash
@@ -34,7 +34,7 @@ type featureSpec struct {
 	name string
 	// option is the kernel's configuration option that brings the feature, perhaps as a module. "*" stands for IPV4 or IPV6.
 	option string
-	// since is the first kernel with the feature; empty for those before 4.17.
+	// since is the first kernel with the feature; empty for a kernel before 4.17.
 	since string
 	// use fills in a table that uses the feature.
 	use func(t *Table)

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MapAddrs returns a copy of the recording in which f has replaced the IP addresses of elements and rules. Of a prefix
-// f gets the first address, and the first bits of what it returns count. A rule or a set of which the package does not
-// know whether it has addresses is an error.
+// MapAddrs returns a copy of the recording in which f has replaced the IP addresses of elements and rules. For a prefix, f gets
+// the first address, and the prefix of the same length around the returned address takes its place. A rule or a set that this
+// package cannot search for addresses is an error.
 func (r Recording) MapAddrs(f func(netip.Addr) netip.Addr) (Recording, error) {
 	t, err := r.Table()
 	if err != nil {

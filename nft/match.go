@@ -182,7 +182,7 @@ func (c *Comparison) setValue(e Expr, value any) error {
 	return nil
 }
 
-// packMatch returns a Go value as the bytes to compare: of the name of an interface those before a "*".
+// packMatch returns a Go value as the bytes to compare. The name of an interface is cut before a "*" at its end.
 func (f Field) packMatch(value any) ([]byte, error) {
 	if name, ok := value.(string); ok && f.isIfname() {
 		if prefix, wildcard := strings.CutSuffix(name, "*"); wildcard {
@@ -220,8 +220,7 @@ func (m Match) linearize(l *linearizer) {
 	l.add(&expr.Cmp{Op: expr.CmpOp(c.Op), Register: unix.NFT_REG_1, Data: c.First})
 }
 
-// matchOf returns the match of an expression with data, in the form in which this package's callers write it, if there is
-// one.
+// matchOf returns the match of an expression with data, in the form in which this package's callers write the match.
 func matchOf(family Family, e Expr, op Op, data []byte) Match {
 	m := Match{Field: e, Op: op, Value: Constant(data)}
 	switch e := e.(type) {
@@ -264,7 +263,7 @@ func maskedMatch(f Field, op Op, mask, data []byte) Statement {
 	ones, bits := net.IPMask(mask).Size()
 	switch {
 	case f.isAddr():
-		// linearize loads fewer bytes instead of masking whole ones, so those masks are another program's.
+		// For a prefix of whole bytes linearize loads fewer bytes, so a mask of whole bytes is another program's.
 		wholeBytes := ones > 0 && ones%8 == 0
 		if p := prefixOf(f, data, ones); bits > 0 && !wholeBytes && p == p.Masked() {
 			return Match{Field: f, Op: op, Value: p}

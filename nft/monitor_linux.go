@@ -19,22 +19,20 @@ type Event struct {
 	Kind string
 	// Deleted says that the part was deleted; else it was added, or changed.
 	Deleted bool
-	// Family is that of the table.
+	// Family and Table are the family and the name of the table.
 	Family Family
-	// Table is the name of the table. In is that of the chain, set or object, or the one that has the rule or
-	// element.
+	// In is the name of the chain, set or object; for a rule or an element, of the chain or set that has it.
 	Table, In string
-	// What is the rule or the element, as nft lists it; empty for all else.
+	// What is the rule or the element, as nft lists it; empty for other kinds.
 	What string
-	// Generation is the ruleset's number after the commit. This and the following fields are those of the end of a commit.
+	// Generation is the ruleset's number after the commit. This and the following fields are set at the end of a commit only.
 	Generation uint32
 	// TID is the id, in the initial PID namespace, of the thread that committed.
 	TID uint32
-	// PID is the id of the thread's process, from /proc/TID; 0 if the thread has ended since, or if /proc is not
-	// that of the initial PID namespace, as in a container without hostPID.
+	// PID is the id of the thread's process, from /proc/TID; 0 if the thread has ended since, or if /proc belongs to another
+	// PID namespace than the initial one, as in a container without hostPID.
 	PID uint32
-	// Process is the name of the process, at most 15 bytes; where PID is 0, that of the thread, which is mostly the
-	// same.
+	// Process is the name of the process, at most 15 bytes. If PID is 0, it is the name of the thread, usually the same.
 	Process string
 	// Lost says that events were lost, because more came than the socket holds. Then the fields above are empty.
 	Lost bool
@@ -76,18 +74,18 @@ func (e Event) Who() string {
 // Families other than ip and ip6 have no event but the end of the commit.
 type Monitor struct {
 	*subscription[Event]
-	// table is the name of the tables whose parts are told.
+	// table is the name of the tables whose parts have events.
 	table string
-	// sets are those of the tables, without elements. They are needed to print elements and rules.
+	// sets are the sets of these tables, without elements. Elements and rules are printed with them.
 	sets map[identity]*Set
 }
 
 // monitorBuffer is the size of the buffer for unread descriptions, in bytes. An element takes some 150.
 const monitorBuffer = 32 << 20
 
-// Monitor opens a Monitor in the connection's network namespace. It tells the ends of all commits, and before them all
-// parts in the tables of the name, of both families. Parts of other tables have the Kind "unknown". Parts are lost of a
-// commit that is larger than the socket's buffer. The Monitor outlasts the connection. The process needs CAP_NET_ADMIN.
+// Monitor opens a Monitor in the connection's network namespace. It returns the end of each commit, and before it each part of
+// the commit. Parts of tables with another name have the Kind "unknown". If a commit is larger than the socket's buffer, parts
+// are lost. The Monitor outlasts the connection. The process needs CAP_NET_ADMIN.
 func (c *Conn) Monitor(ctx context.Context, table string) (*Monitor, error) {
 	s, err := subscribe(c.namespace, unix.NFNLGRP_NFTABLES, monitorBuffer, Event{Kind: EventGeneration, Lost: true})
 	if err != nil {
@@ -121,7 +119,7 @@ func (m *Monitor) readSets(ctx context.Context, c *Conn) error {
 	return nil
 }
 
-// newGeneration is the type of the message that tells of a new generation.
+// newGeneration is the type of the message about a new generation.
 const newGeneration = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN
 
 func (m *Monitor) take(r reply) error {

@@ -11,18 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ReadOthers reads the tables of all programs, in the order in which they were made. The known tables are
-// not read, but stand at their places. Of family arp a table has its base chains only. Elements of sets stay
-// in the kernel: see Lookup. A table with more than 100,000 rules has no chains, and LeftOut says so. Commits
-// of others do not end the call, so a rule can name a chain that has gone.
+// ReadOthers reads the tables of all programs, in the order in which they were made. It does not read the known tables, but
+// returns them at their places. A table of family arp has its base chains only. Elements of sets stay in the kernel: see
+// Lookup. A table with more than 100,000 rules has no chains, and LeftOut says so. Commits of other programs do not end the
+// call, so a rule can name a chain that is gone.
 func (c *Conn) ReadOthers(ctx context.Context, known ...*Table) ([]*Table, error) {
 	tables, _, err := c.others(ctx, reader{}, known)
 	return tables, err
 }
 
-// RecordOthers is ReadOthers, and returns the kernel's messages about each table, nil for the known ones and for those
-// with LeftOut: also those of which the messages would bring the sum over 32 MB. The messages have the elements of
-// each set that has at most 10,000.
+// RecordOthers is ReadOthers, and returns the kernel's messages about each table: nil for a known table and for a table with
+// LeftOut. A table whose messages would bring the sum over 32 MB has LeftOut too. The messages have the elements of each set of
+// at most 10,000 elements.
 func (c *Conn) RecordOthers(ctx context.Context, known ...*Table) ([]*Table, []Recording, error) {
 	return c.others(ctx, reader{record: true}, known)
 }

@@ -80,7 +80,7 @@ func (r decodedRule) rule(family Family, sets func(string) *Set) Rule {
 	return rule
 }
 
-// decodeExpr decodes one expression of a rule with google/nftables: a pointer to a type of its package expr. One that
+// decodeExpr decodes one expression of a rule with google/nftables: a pointer to a type of its package expr. An expression that
 // cannot be decoded is another program's, and becomes Unknown: the table must be readable nevertheless.
 func decodeExpr(family Family, b []byte) any {
 	var name string

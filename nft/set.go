@@ -50,14 +50,14 @@ type kernelSet struct {
 	anonymous bool
 	// count is the kernel's count of elements when the set was read (kernel 6.15); -1 if there was none.
 	count int
-	// timeout is that of elements without one of their own.
+	// timeout is the timeout of elements without one of their own.
 	timeout time.Duration
 	// unknown names, by key, a property of an element that an Element cannot express.
 	unknown map[Data]string
 	// partial says that elements were left in the kernel, or out of a recording of another program's table.
 	partial bool
-	// bounds says that a range of keys is two elements: its beginning, and the first key after it. edges are these, until
-	// the table is read. fields are the lengths of the key's fields, each of which can be a range.
+	// bounds says that the kernel has a range of keys as two elements: its first key, and the first key after it. edges are
+	// these elements, until the table is read. fields are the lengths of the key's fields, if each field can be a range.
 	bounds bool
 	edges  []edge
 	fields []int
@@ -69,7 +69,7 @@ type edge struct {
 	isEnd bool
 }
 
-// setRanges gives the elements of a set their last keys, each that before the next edge.
+// setRanges sets the last key of each element: the key before the next edge.
 func (s *Set) setRanges() {
 	edges := s.kernel.edges
 	s.kernel.edges = nil
@@ -111,8 +111,8 @@ func (s *Set) Partial() bool { return s.kernel.partial }
 // Count is the kernel's count of elements when the set was read (kernel 6.15); -1 if there was none.
 func (s *Set) Count() int { return s.kernel.count }
 
-// Find returns the element that a packet with the key finds: the one with the key, one whose range has it, or the
-// catch-all.
+// Find returns the element that a packet with the key finds: the element with the key, an element whose range contains the
+// key, or the catch-all.
 func (s *Set) Find(key Data) (Element, bool) {
 	if e, found := s.Element(key); found && !e.expired() {
 		return e, true
@@ -130,7 +130,7 @@ func (s *Set) Find(key Data) (Element, bool) {
 // expired reports whether the kernel has yet to remove an element.
 func (e Element) expired() bool { return e.Timeout > 0 && e.Expires == 0 }
 
-// inRange reports whether each field of a key is between those of two other keys.
+// inRange reports whether each field of key lies between the same fields of from and to.
 func (s *Set) inRange(from, to, key Data) bool {
 	at := 0
 	for i := 0; at < len(key); i++ {
@@ -149,7 +149,7 @@ func (s *Set) inRange(from, to, key Data) bool {
 	return true
 }
 
-// Timeout is that of elements without one of their own, in a set that was read; 0 for none.
+// Timeout is the timeout of elements without one of their own, in a set that was read; 0 for none.
 func (s *Set) Timeout() time.Duration { return s.kernel.timeout }
 
 // DefaultSize is the size that the kernel gives to a Dynamic set without one. Such a set starts small and grows.

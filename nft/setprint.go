@@ -147,7 +147,7 @@ func (s *Set) listedText(key Concat) string {
 	return "{ " + strings.Join(texts, ", ") + " }"
 }
 
-// valueText prints a value of a map of which the type may not be known. One as long as an address and a port counts as these.
+// valueText prints a value of a map whose type may be unknown. A value as long as an address and a port counts as these.
 func valueText(value Data, length int) string {
 	const port = 4 // padded
 	if n := len(value) - port; n == 4 || n == 16 {

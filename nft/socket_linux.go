@@ -147,8 +147,8 @@ func (c *kernelConn) prepare() (err error) {
 			return err
 		}
 	}
-	// Room for the answers to a batch of which much is refused. Best effort: if there is too little, the commit returns
-	// an error, never a false success.
+	// Room for the answers to a batch with many refused steps. Best effort: with too little room the commit returns an error,
+	// never a false success.
 	_ = c.SetReadBuffer(1 << 22)
 	return nil
 }

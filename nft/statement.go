@@ -73,8 +73,8 @@ type Update struct {
 	Timeout time.Duration
 	// Add leaves the timeout of an element alone that is there: "add" in place of "update".
 	Add bool
-	// With are the names of expressions that each element has, such as "limit": the rule ends where one of them does not
-	// match. A rule with them cannot be committed.
+	// With has the names of expressions in each element, such as "limit". The rule ends if one of them does not match. A rule
+	// with them cannot be committed.
 	With string
 }
 
@@ -107,9 +107,9 @@ func (d Delete) String() string { return fmt.Sprintf("delete @%s { %s }", d.Set,
 // Reject drops the packet and answers with ICMP (or ICMPv6) port unreachable: "connection refused". It is for the
 // hooks input, forward and output.
 type Reject struct {
-	// Family is that of the rule's table.
+	// Family is the family of the rule's table.
 	Family Family
-	// With is another answer, such as "tcp reset"; empty for port unreachable. A rule with one cannot be committed.
+	// With is another answer, such as "tcp reset"; empty for port unreachable. A rule with another answer cannot be committed.
 	With string
 }
 
@@ -170,9 +170,9 @@ func SetTTL(family Family, hops uint8) Assign { return Assign{family.TTL(), Cons
 // address and port of the other kinds.
 type NAT struct {
 	Kind NATKind
-	// Family is that of the addresses.
+	// Family is the family of the addresses.
 	Family Family
-	// Addr and Port are the first and the only ones, unless AddrEnd and PortEnd are the last ones; nil for none.
+	// Addr and Port are the new address and port, or the first of a range up to AddrEnd and PortEnd; nil for none.
 	Addr, AddrEnd, Port, PortEnd Expr
 	// Flags are as nft writes them, such as "persistent".
 	Flags string
@@ -248,7 +248,7 @@ type UseObject struct {
 // String returns the statement as nft lists it.
 func (u UseObject) String() string { return u.Kind + " name " + quote(u.Name) }
 
-// AnyOf holds where one of the matches does. nft has no such statement: it is how an extension of xtables reads.
+// AnyOf holds if one of the matches holds. nft has no such statement: an extension of xtables is read as AnyOf.
 type AnyOf []Match
 
 // String joins the matches with "or".
@@ -341,7 +341,7 @@ type Rule struct {
 	Statements []Statement
 	// Comment is shown by nft; at most 127 bytes.
 	Comment string
-	// external says that the rule was read, and that its Statements do not have all of it, or are written otherwise.
+	// external says that the rule was read, and that the kernel's rule differs from what its Statements would be written as.
 	external bool
 	// anonymous are the lookups in sets without a name.
 	anonymous []anonymousLookup

@@ -7,13 +7,14 @@ import (
 	"github.com/google/nftables/expr"
 )
 
-// SetNftrace is "meta nftrace set 1": from here on the kernel tells a Tracer of each rule that the packet matches.
+// SetNftrace is "meta nftrace set 1": from here on the kernel notifies a Tracer of each rule that the packet matches.
 var SetNftrace = Assign{MetaNftrace, Constant("\x01")}
 
 // Limit holds for no more than Rate packets a second, and Burst packets at once.
 type Limit struct {
 	Rate, Burst uint32
-	// Of says what a rate counts that is not packets a second, such as "bytes/hour". A rule with one cannot be committed.
+	// Of is the unit of a rate that does not count packets per second, such as "bytes/hour"; empty otherwise. A rule with a unit
+	// cannot be committed.
 	Of string
 	// Over makes the statement hold for what is beyond the rate.
 	Over bool

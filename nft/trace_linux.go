@@ -15,20 +15,20 @@ type Trace struct {
 	// ID is the same for all steps of a packet. The kernel makes it from the packet's place in memory, its flow and its
 	// incoming interface, so a later packet may have it again, and a packet that comes back in by lo has another one.
 	ID uint32
-	// Family, Table and Chain are those of the rule.
+	// Family, Table and Chain name the rule's chain.
 	Family       Family
 	Table, Chain string
-	// Handle is that of the rule (see KernelTable); 0 at the end of a chain.
+	// Handle is the rule's handle (see KernelTable); 0 at the end of a chain.
 	Handle uint64
-	// Verdict is the rule's; zero if the next rule runs, and for a verdict that this package does not know, such as
-	// queue. At the end of a base chain it is the policy, and zero at the end of another chain.
+	// Verdict is the rule's verdict. It is zero if the next rule runs, and for verdicts that this package does not know, such as
+	// queue. At the end of a base chain it is the policy; at the end of a regular chain it is zero.
 	Verdict Verdict
-	// Source, Destination and Protocol are from the packet's headers, and In and Out are the indexes of its interfaces,
-	// in the first step in each base chain; zero in all others.
+	// Source, Destination and Protocol come from the packet's headers, and In and Out are the indexes of its interfaces. Only the
+	// first step in each base chain has them.
 	Source, Destination netip.AddrPort
 	Protocol            uint8
 	In, Out             uint32
-	// Lost says that steps were lost, because more came than the socket holds. Then all else is zero.
+	// Lost says that steps were lost, because more came than the socket holds. Then all other fields are zero.
 	Lost bool
 }
 

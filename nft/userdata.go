@@ -88,8 +88,8 @@ func (c Concat) typeof(b []byte) []byte {
 	})
 }
 
-// decodeTypeof reads a typeof description by comparing it with those that this package writes. It returns nil if it is
-// none of them.
+// decodeTypeof reads a typeof description by comparing it with the descriptions that this package writes. It returns nil for
+// any other description.
 func decodeTypeof(b []byte) (c Concat) {
 	body := udataItem(b, 1)
 	if string(udataItem(b, 0)) != string(binary.NativeEndian.AppendUint32(nil, udataConcat)) {

@@ -10,8 +10,8 @@ import (
 	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 )
 
-// The expressions in this file are those of other programs' rules. Rules that have them can be committed, as far as the
-// parts can. None can be part of a set's type.
+// Other programs' rules have the expressions in this file. A rule with them can be committed if their parts can. None of them
+// can be part of a set's type.
 
 // PayloadBase is the header in which a Payload lies (NFT_PAYLOAD_*).
 type PayloadBase uint32
@@ -55,7 +55,7 @@ func (f Field) Payload() (p Payload, is bool) {
 	return p, false
 }
 
-// Bits are those of an expression after "& Mask ^ Xor", as in `meta mark & 0x000000ff`.
+// Bits is the value of an expression after "& Mask ^ Xor", as in `meta mark & 0x000000ff`.
 type Bits struct {
 	Of Expr
 	// Mask and Xor are as long as the values of Of, without padding.
@@ -237,7 +237,7 @@ func (f Fib) loadVia(register, _ uint32) []expr.Any {
 	}}
 }
 
-// Opaque is a value of which only the length is known. A rule with one cannot be committed.
+// Opaque is a value whose length alone is known. A rule with an Opaque cannot be committed.
 type Opaque struct {
 	// Name says where the value comes from.
 	Name string
@@ -252,7 +252,7 @@ func (o Opaque) dataType() dataType { return typeBytes(o.Length) }
 
 func (o Opaque) loadVia(uint32, uint32) []expr.Any { return nil }
 
-// opaque is a type of which only the length is known.
+// opaque returns a type whose length alone is known.
 func opaque(length uint32) Concat {
 	return Concat{Opaque{fmt.Sprintf("opaque-%d-bytes", length), int(length)}}
 }

@@ -7,10 +7,10 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// Drop is a base chain that lets no packet pass which none of its rules accepts on a condition. Its policy says so, or a
-// rule without a condition: its own, or one of a chain to which every packet jumps.
+// Drop is a base chain that drops every packet that no rule accepts on a condition: by its policy, or by a rule without a
+// condition, in the chain itself or in a chain to which every packet jumps.
 type Drop struct {
-	// Chain names it: "ip filter FORWARD".
+	// Chain is the name of the chain, such as "ip filter FORWARD".
 	Chain string
 	Hook  nft.Hook
 	// Verdict is "drop", "reject" or "queue".
@@ -44,18 +44,18 @@ var verdictNames = map[nft.VerdictKind]string{nft.VerdictAccept: accepts, nft.Ve
 
 var dropHooks = []nft.Hook{nft.HookInput, nft.HookForward, nft.HookOutput}
 
-// A step is what counts of a rule for the packets that no rule accepts on a condition.
+// A step is the effect of a rule on packets that meet no condition.
 type step struct {
-	// verdict is what becomes of every packet; empty if it goes on, or if the rule has a condition.
+	// verdict is the verdict for every packet; empty if the packet goes on, or if the rule has a condition.
 	verdict string
-	// to is the chain to which every packet jumps, or goes for good if leads is set.
+	// to is the chain to which every packet jumps, or goes (goto) if leads is set.
 	to    string
 	leads bool
 	// accepts says that the rule accepts packets whose destination was translated.
 	accepts bool
 }
 
-// stepOf returns the step of a rule. A rule with a statement that it does not know counts as one with a condition.
+// stepOf returns the step of a rule. An unknown statement counts as a condition.
 func stepOf(r nft.Rule, u Use) step {
 	s := step{accepts: u.translated && u.accepts}
 	for _, statement := range r.Statements {
@@ -89,11 +89,11 @@ type walk struct {
 	of table
 	// base are the base chains, with the verdicts that are their policies.
 	base []Drop
-	// steps are those of each chain, without steps that say nothing.
+	// steps holds the steps of each chain, without zero steps.
 	steps map[string][]step
-	// ends are the ends of chains that were walked.
+	// ends holds the verdicts at the end of chains that were walked.
 	ends map[string]string
-	// accepts says that a rule which a packet can reach accepts packets whose destination was translated.
+	// accepts says that a reachable rule accepts packets whose destination was translated.
 	accepts bool
 }
 
@@ -116,12 +116,12 @@ func (w *walk) add(chain string, s step) {
 	}
 }
 
-// end returns what becomes of a packet in a chain: returns at its end.
+// end returns the verdict of a chain for packets that meet no condition; returns if none of its rules decides.
 func (w *walk) end(chain string) (end string) {
 	if end, known := w.ends[chain]; known {
 		return end
 	}
-	w.ends[chain] = returns // for chains that lead to each other: the kernel refuses them, but was read while it changed
+	w.ends[chain] = returns // ends a loop of chains: the kernel refuses loops, but other programs may commit during the listing
 	defer func() { w.ends[chain] = end }()
 	for _, s := range w.steps[chain] {
 		w.accepts = w.accepts || s.accepts

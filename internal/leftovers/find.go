@@ -42,11 +42,11 @@ type Leftover struct {
 	Kind Kind
 	// Count is the number of chains; for IPVS, of sets and devices.
 	Count int
-	// Example is one of them, in the words of an administrator: "ip nat KUBE-SERVICES", or "kube-ipvs0".
+	// Example is the name of one leftover, such as "ip nat KUBE-SERVICES" or "kube-ipvs0".
 	Example string
 	// tables have chains to remove. For IPVS there are none.
 	tables []foundTable
-	// signs are those among them that each kube-proxy of the mode makes.
+	// signs are the leftovers that every kube-proxy of the mode makes, whatever Services there are.
 	signs []string
 }
 
@@ -62,11 +62,11 @@ var tableNames = []string{"nat", "filter", "mangle"}
 // foundTable is a table with chains of kube-proxy.
 type foundTable struct {
 	table
-	// chains are those that only kube-proxy makes, callers before the chains that they call. shared are sharedChains.
+	// chains are the chains that only kube-proxy makes, callers before callees. shared are the sharedChains of the table.
 	chains, shared []string
 }
 
-// newFoundTable takes the removable ones of a table's chains.
+// newFoundTable selects the removable chains of a table.
 func newFoundTable(t table, names []string) foundTable {
 	found := foundTable{table: t}
 	for _, name := range names {
@@ -96,14 +96,14 @@ var places = []struct {
 
 // Find returns the leftovers of kube-proxy's other modes in the network namespace of the calling thread, at
 // most one Leftover of each kind. It changes nothing, needs CAP_NET_ADMIN, and loads no kernel module. Where it
-// cannot look, the error says so; Find returns the leftovers of other places all the same. If others commit while
-// it lists, the counts are those of about then.
+// cannot look, the error says so; Find returns the leftovers of other places all the same. If other programs commit during
+// the listing, the counts may be off.
 func Find(ctx context.Context) ([]Leftover, error) {
 	found, err := list(ctx)
 	return slices.DeleteFunc(found, func(l Leftover) bool { return l.Count == 0 }), err
 }
 
-// list is Find, and lists in addition tables that have none but shared chains, which do not count.
+// list is Find, but also returns tables that have shared chains only. Shared chains do not count as leftovers.
 func list(ctx context.Context) (found []Leftover, err error) {
 	var errs []error
 	fail := func(kind Kind, err error) {
@@ -144,7 +144,7 @@ func newLeftover(kind Kind, tables []foundTable) Leftover {
 // chain names a chain of the table as iptables-save and nft do.
 func (t table) chain(name string) string { return fmt.Sprintf("%s %s %s", t.family, t.name, name) }
 
-// Names of chains in kube-proxy v1.36's modes iptables and ipvs, and in those of older versions.
+// Names of chains of the modes iptables and ipvs in kube-proxy v1.36 and in older versions.
 //
 // The kubelet has chains of its own, which no proxy may touch: KUBE-FIREWALL, KUBE-IPTABLES-HINT,
 // KUBE-KUBELET-CANARY, and KUBE-MARK-DROP before v1.27. Network plugins have others that begin with KUBE-, such as
@@ -154,7 +154,7 @@ var (
 		"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-FORWARD", "KUBE-PROXY-FIREWALL", "KUBE-PROXY-CANARY",
 		"KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER",
 	}
-	// servicePrefixes are those of chains of one Service or endpoint. A chain calls chains of later prefixes only.
+	// servicePrefixes begin the names of chains for one Service or endpoint. A chain calls chains of later prefixes only.
 	servicePrefixes = []string{"KUBE-FW-", "KUBE-XLB-", "KUBE-EXT-", "KUBE-SVL-", "KUBE-SVC-", "KUBE-SEP-"}
 	// sharedChains are made by kubelets before v1.27 too, and network plugins may use them: the CNI plugin
 	// portmap jumps to KUBE-MARK-MASQ if told to. Alone they do nothing to Services, so they are no sign of another mode.
@@ -180,6 +180,6 @@ func isProxyChain(name string) bool { return isFixed(name) || depth(name) >= 0 }
 // isRemovable reports whether kube-proxy --cleanup removes chains of that name.
 func isRemovable(name string) bool { return isProxyChain(name) || slices.Contains(sharedChains, name) }
 
-// isEntrance reports whether kube-proxy makes rules in base chains that lead to the chain. Such a rule to another chain is
-// somebody else's.
+// isEntrance reports whether kube-proxy makes rules in base chains that jump to the chain. A rule in a base chain that jumps
+// to another chain belongs to another program.
 func isEntrance(name string) bool { return isFixed(name) || name == postroutingChain }

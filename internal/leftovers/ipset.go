@@ -63,8 +63,8 @@ func dialIPSet() (*ipsetConn, error) {
 	return &ipsetConn{conn}, nil
 }
 
-// execute sends a command. The kernel answers ipsetHeader with the header, and the others
-// only if they are to be acknowledged.
+// execute sends a command. The kernel answers ipsetHeader with the header, and other commands only if the request asks for
+// an acknowledgement.
 func (c *ipsetConn) execute(command uint16, set string, data func(*netlinkattr.List)) error {
 	flags := netlink.Request | netlink.Acknowledge
 	if command == ipsetHeader {
@@ -105,7 +105,7 @@ func ipsets() (names []string, err error) {
 	return names, nil
 }
 
-// destroyIPSets removes kube-proxy's sets. One that a rule names stays.
+// destroyIPSets removes kube-proxy's sets. The kernel keeps a set that a rule names.
 func destroyIPSets(ctx context.Context) (removal Removal, err error) {
 	names, err := ipsets()
 	if len(names) == 0 || err != nil {

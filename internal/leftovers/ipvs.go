@@ -9,16 +9,17 @@ import (
 	"github.com/nftproxy/nftproxy/internal/nodeaddr"
 )
 
-// The mode ipvs has connections in a table of its own, and kube-ipvs0 makes the addresses of Services local ones, so that
-// packets reach IPVS. Once the proxy's own rules serve, they translate new connections before IPVS sees them. Then a
-// virtual server stays while it has connections, an address while it has virtual servers, and kube-ipvs0 while there are
-// any of these. The iptables rules stay as long: they guard ports of those addresses that no Service has, and masquerade
-// what the node sends from such an address. The sets go last: rules name them.
+// IPVS tracks its connections in a table of its own, and kube-ipvs0 makes the addresses of Services local addresses, so that
+// packets reach IPVS. Once the proxy's own rules serve, they translate new connections before IPVS sees them. So the removal
+// waits for the old connections: a virtual server stays while it has connections, an address while it has virtual servers,
+// and kube-ipvs0 while it has addresses. The iptables rules stay as long as kube-ipvs0: they guard the ports of its addresses
+// that no Service has, and masquerade packets that the node sends from its addresses. The sets go last, because rules name
+// them.
 //
-// Without kube-ipvs0 all virtual servers are another program's, also one with the number of a node port in a set that stays
-// because a rule names it.
+// Without kube-ipvs0 every virtual server belongs to another program, even if its port is in a set of node ports that a rule
+// keeps.
 //
-// Each step leaves a state with which the next process goes on.
+// The next process can continue after any step.
 
 // ipvsLeftovers returns the names of what the mode ipvs left. It does not ask IPVS: without the device, a virtual server may
 // be anybody's.
@@ -40,7 +41,7 @@ func ipvsLeftovers() (names []string, err error) {
 // Draining counts what stays of the mode ipvs for the sake of its connections.
 type Draining struct {
 	VirtualServers int
-	// Connections counts those through the virtual servers, in any state, and UDP flows.
+	// Connections counts the connections through the virtual servers, in any state, and UDP flows.
 	Connections int
 	// Addresses are on kube-ipvs0, because of virtual servers or because sockets of the node use them.
 	Addresses int
@@ -91,7 +92,7 @@ func (r *Remover) drain(ctx context.Context) (removal Removal, err error) {
 	return removal, err
 }
 
-// ownVirtualServers returns those that kube-proxy made, if there is kube-ipvs0.
+// ownVirtualServers returns the virtual servers that kube-proxy made, or none without kube-ipvs0.
 func (r *Remover) ownVirtualServers() ([]virtualServer, error) {
 	device, err := readDevice()
 	if device == nil || err != nil {
@@ -105,7 +106,7 @@ func (r *Remover) ownVirtualServers() ([]virtualServer, error) {
 	return r.virtualServers(servers, device)
 }
 
-// virtualServers returns those that kube-proxy made: on addresses of kube-ipvs0, and of node ports.
+// virtualServers returns the virtual servers that kube-proxy made: on addresses of kube-ipvs0, and for node ports.
 func (r *Remover) virtualServers(c *ipvsConn, d *device) (own []virtualServer, err error) {
 	all, err := c.virtualServers()
 	if err != nil || len(all) == 0 {
@@ -147,8 +148,9 @@ func (r *Remover) virtualServers(c *ipvsConn, d *device) (own []virtualServer, e
 	return own, nil
 }
 
-// serve removes a virtual server if it has no connections, or if these end. Else it keeps it from getting more, which can
-// still happen where the proxy's own rules serve less: a Service that is gone, a node port on a secondary address.
+// serve removes a virtual server that has no connections, or whose connections have had enough time. Otherwise it keeps new
+// connections away from the virtual server. There can be new ones where the proxy's own rules serve less than the mode ipvs
+// did: for a Service that is gone, or for a node port on a secondary address.
 func (d *drain) serve(ctx context.Context, v virtualServer) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -183,7 +185,7 @@ func (d *drain) serve(ctx context.Context, v virtualServer) error {
 	return nil
 }
 
-// addresses removes those of kube-ipvs0 that are not in use, and kube-ipvs0 if nothing is.
+// addresses removes the unused addresses of kube-ipvs0, and kube-ipvs0 itself if no virtual server and no address is in use.
 func (d *drain) addresses(device *device) error {
 	unused := slices.DeleteFunc(slices.Clone(device.addresses), func(a netip.Addr) bool { return d.busy[a] })
 	if len(unused) > 0 && !d.ends {

@@ -75,9 +75,9 @@ var socketFiles = []string{"/proc/thread-self/net/tcp", "/proc/thread-self/net/t
 // maxSockets limits the sockets that one look reads: clients of the node can make a million.
 const maxSockets = 100_000
 
-// usedBySockets tells whether an address is the local one of a connected socket of the node. A process of the node that dials a
-// Service gets the Service's address as its own, as long as that is on kube-ipvs0, and loses its connection with it. If there
-// are more than maxSockets, each address counts as used.
+// usedBySockets returns a function that reports whether a connected socket of the node has an address as its local address.
+// While kube-ipvs0 has the address of a Service, a process of the node that dials the Service gets this address as its own,
+// and would lose its connection with the address. If there are more than maxSockets sockets, each address counts as used.
 func usedBySockets() (is func(netip.Addr) bool, err error) {
 	used := map[netip.Addr]bool{}
 	read := 0

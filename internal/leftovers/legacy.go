@@ -82,7 +82,7 @@ func retry[T any](do func() (T, error)) (out T, err error) {
 	return out, err
 }
 
-// tables returns the names of those in use.
+// tables returns the names of the tables in use.
 func (f legacyFamily) tables() ([]string, error) {
 	text, err := os.ReadFile(f.names)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -155,10 +155,11 @@ var setsockopt = func(socket, level, option int, value []byte) error {
 	return unix.SetsockoptString(socket, level, option, unsafe.String(&value[0], len(value)))
 }
 
-// Tables of iptables-legacy are a list of entries, each a rule: a head, matches, and a target. The base chains come first.
-// A chain of users begins with an entry whose target is called ERROR and has the chain's name. The table's last entry is
-// one too, and its name is ERROR, which the chain of a user can have as well. The standard target, without a name, has a
-// verdict: below zero an end, else the offset of the entry where the packet goes on.
+// A table of iptables-legacy is a list of entries. An entry is a rule: a head, matches, and a target. The base chains come
+// first. A user-defined chain begins with an entry whose target is called ERROR and whose data is the chain's name. The
+// table's last entry has the target ERROR too, with the name ERROR, which a user-defined chain can have as well. The standard
+// target has an empty name and a verdict: a number below zero ends the chain, any other number is the offset of the entry
+// where the packet goes on.
 const (
 	chainTarget = "ERROR"
 	// In struct xt_entry_target the name is behind the length, and the data behind name and revision.
@@ -186,17 +187,18 @@ type legacyTable struct {
 	// replacement has room for the head of struct ipt_replace, and then the entries.
 	replacement, entries []byte
 	rules                []legacyRule
-	// chains are those of users.
+	// chains are the names of the user-defined chains.
 	chains []string
 }
 
 // legacyRule is an entry.
 type legacyRule struct {
-	// at, end and verdict are offsets; verdict is that of a standard target's data, or zero.
+	// at, end and verdict are offsets: of the entry, of the next entry, and of the verdict of a standard target; zero for any
+	// other target.
 	at, end, verdict int
-	// chain has the rule, and to is the chain that it jumps to. A base chain's is empty.
+	// chain is the user-defined chain that has the rule; empty for a base chain. to is the chain to which the rule jumps.
 	chain, to string
-	// begins says that the entry is no rule: a chain of users begins with it, or the table ends.
+	// begins says that the entry is no rule: a user-defined chain begins with it, or the table ends with it.
 	begins bool
 }
 
@@ -251,7 +253,8 @@ func (t *legacyTable) findJumps(starts map[int]string) error {
 	return nil
 }
 
-// goesOn returns the offset of the entry where a packet goes on after a rule with a standard target, unless that is an end.
+// goesOn returns the offset of the entry where a packet goes on after a rule with a standard target. jumps is false if the
+// rule has another target, or a verdict that ends the chain.
 func (t *legacyTable) goesOn(r legacyRule) (to int, jumps bool) {
 	if r.verdict == 0 {
 		return 0, false

@@ -64,8 +64,8 @@ var lockFile = LockFile
 // lockTime limits the wait for other programs. kube-proxy can have the lock for some seconds.
 const lockTime = 30 * time.Second
 
-// lockTables takes the lock until the file is closed. Without it, a change that another program makes at the same time could
-// get lost. It does not make the file: in a container, that would be a file of which nobody else knows.
+// lockTables takes the lock until the file is closed. Without the lock, a concurrent change of another program could get lost.
+// lockTables does not make the file: in a container, no other program would see a new file.
 func lockTables(ctx context.Context) (*os.File, error) {
 	f, err := os.Open(lockFile)
 	if err != nil {
@@ -86,8 +86,8 @@ func lockTables(ctx context.Context) (*os.File, error) {
 	}
 }
 
-// remove removes kube-proxy's chains from a table, and says of each whether it has gone. It returns EAGAIN if the table has
-// another number of rules by then.
+// remove removes kube-proxy's chains from a table. doomed says for each chain whether it is gone. The error is EAGAIN if the
+// number of rules has changed meanwhile.
 func (f legacyFamily) remove(name string, keepShared bool) (doomed map[string]bool, err error) {
 	t, err := f.read(name)
 	if err != nil {
@@ -102,8 +102,8 @@ func (f legacyFamily) remove(name string, keepShared bool) (doomed map[string]bo
 	return doomed, f.socket(func(socket int) error { return t.replace(socket, kept) })
 }
 
-// doomed returns the chains of kube-proxy, and for each whether it goes. A chain stays if a rule of another program
-// leads to it, and then all chains stay that it leads to itself.
+// doomed returns for each chain of kube-proxy whether it goes. A chain stays if a rule of another program jumps to it. Then
+// the chains to which it jumps stay too.
 func (t *legacyTable) doomed(keepShared bool) map[string]bool {
 	doomed := map[string]bool{}
 	for _, c := range t.chains {
@@ -137,7 +137,7 @@ func (r *legacyRule) goes(doomed map[string]bool) bool {
 	return doomed[r.chain] || doomed[r.to] || r.chain == "" && isFixed(r.to)
 }
 
-// remove moves the entries that stay together. It returns the numbers of these.
+// remove closes the gaps between the entries that stay, and returns their numbers.
 func (t *legacyTable) remove(goes func(*legacyRule) bool) (kept []int, err error) {
 	starts := make([]int, len(t.rules)) // of the rules, or of those after them that stay
 	size := 0
@@ -177,8 +177,8 @@ func (t *legacyTable) remove(goes func(*legacyRule) bool) (kept []int, err error
 	return kept, nil
 }
 
-// replace makes the kernel hold the entries instead of those that were read, of which kept stay with their counters. It
-// returns EAGAIN if the table has another number of rules by now.
+// replace replaces the kernel's table by the entries. kept are the numbers that the entries had when they were read; they
+// keep their counters. The error is EAGAIN if the number of rules has changed since.
 func (t *legacyTable) replace(socket int, kept []int) error {
 	counters := make([]byte, counterSize*len(t.rules))
 	var pinner runtime.Pinner

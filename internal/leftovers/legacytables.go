@@ -27,8 +27,8 @@ type LegacyTable struct {
 	read *legacyTable
 }
 
-// LegacyTables reads the tables of iptables-legacy in this network namespace. One that takes more bytes in the kernel than
-// maxBytes has an Err. It needs CAP_NET_ADMIN.
+// LegacyTables reads the tables of iptables-legacy in this network namespace. A table of more than maxBytes bytes in the
+// kernel has an Err. It needs CAP_NET_ADMIN.
 func LegacyTables(maxBytes int) (tables []LegacyTable, err error) {
 	for _, f := range legacyFamilies {
 		names, err := f.tables()
@@ -63,7 +63,7 @@ func (l *LegacyTable) Table() *nft.Table {
 	return t
 }
 
-// The priorities of the tables at all hooks but those of nat.
+// The priorities of the tables but nat, at all hooks.
 var legacyPriorities = map[string]int32{"raw": -300, "mangle": nft.PriorityMangle, "filter": nft.PriorityFilter, "security": 50}
 
 // table returns the table in the form of nf_tables, under another name.
@@ -91,7 +91,8 @@ func (t *legacyTable) table(name string, express func(nft.Extension) []nft.State
 	for _, c := range t.chains {
 		table.Chains = append(table.Chains, &nft.Chain{Name: c})
 	}
-	// Of a chain of users, the first entry has its name, and the last one returns. The table's last entry is like the first.
+	// The first entry of a user-defined chain has its name, and its last entry returns: neither is a rule. The table's last
+	// entry is none either.
 	chains := map[string]*nft.Chain{}
 	for _, c := range table.Chains {
 		chains[c.Name] = c
@@ -116,12 +117,12 @@ func (t *legacyTable) count() int {
 	return n
 }
 
-// entryHead has the offsets of the conditions in an entry's head: struct ipt_ip, struct ip6t_ip6. Each is followed by what
-// belongs to the destination, or to the outgoing interface.
+// entryHead has the offsets of the conditions in an entry's head: struct ipt_ip, struct ip6t_ip6. Each condition of the source
+// is followed by the same condition of the destination, and the incoming interface by the outgoing one.
 type entryHead struct {
 	addresses, masks, interfaces, interfaceMasks, protocol, flags, inverted int
-	// fragment and leads are flags: a later fragment, and goto instead of jump. Without hasProtocol the protocol does
-	// not count.
+	// fragment, leads and hasProtocol are flags: the rule is for later fragments; it goes instead of jumping (goto); the
+	// protocol counts (IPv6).
 	fragment, leads, hasProtocol byte
 }
 
@@ -130,7 +131,7 @@ var entryHeads = map[nft.Family]entryHead{
 	nft.FamilyIP6: {0, 32, 64, 96, 128, 131, 132, 0, 4, 1},
 }
 
-// Bits of an entry that invert a condition. Those of the destination are one higher than those of the source.
+// Bits of an entry that invert a condition. The bit for the destination follows the bit for the source.
 const (
 	invertInterface = 1 << 0
 	invertAddress   = 1 << 3
@@ -138,7 +139,7 @@ const (
 	invertProtocol  = 1 << 6
 )
 
-// rule returns an entry as a rule. Matches and targets are those of iptables-nft.
+// rule returns an entry as a rule, with the matches and targets that express returns.
 func (t *legacyTable) rule(r legacyRule, express func(nft.Extension) []nft.Statement) (rule nft.Rule) {
 	entry := t.entries[r.at:r.end]
 	head := entryHeads[t.family.family]
@@ -193,7 +194,7 @@ func (t *legacyTable) rule(r legacyRule, express func(nft.Extension) []nft.State
 	return rule
 }
 
-// addressMatch compares the bits of an address that the mask has.
+// addressMatch compares an address under a mask.
 func addressMatch(field nft.Field, addr, mask []byte) nft.Match {
 	if ones, bits := net.IPMask(mask).Size(); bits > 0 {
 		prefix, _ := netip.AddrFromSlice(addr) // of one of the families
@@ -203,7 +204,7 @@ func addressMatch(field nft.Field, addr, mask []byte) nft.Match {
 	return nft.Match{Field: masked, Value: nft.Constant(addr)}
 }
 
-// end returns the verdict of a rule with a standard target; nil if it goes on to the next.
+// end returns the verdict of a rule with a standard target; nil if the packet goes on to the next rule.
 func (t *legacyTable) end(r legacyRule, leads bool) nft.Statement {
 	switch v := int32(binary.NativeEndian.Uint32(t.entries[r.verdict:])); {
 	case r.to != "" && leads:

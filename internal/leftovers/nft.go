@@ -12,21 +12,21 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// The chains of iptables-nft go in three steps, so that neither many rules nor a node on which somebody commits all the
-// time can stop the removal:
+// The chains of iptables-nft go in three steps, so that neither many rules nor constant commits of other programs can stop the
+// removal:
 //
 //  1. In each table, one small transaction deletes the rules of base chains that jump to kube-proxy's chains. From then
 //     on the old rules do nothing.
-//  2. The chains go in batches, callers before the chains that they call. Nobody reads their rules. The kernel counts
-//     who refers to a chain, also in verdict maps, and refuses to delete a chain that somebody else refers to. Then this
-//     chain stays, and so do the chains that it refers to itself.
+//  2. The chains go in batches, callers before callees. Their rules are not read: the kernel counts the references to a
+//     chain, also those in verdict maps, and refuses to delete a chain that another chain or map refers to. Then this chain
+//     stays, and so do the chains to which it refers itself.
 //  3. KUBE-MARK-MASQ and KUBE-POSTROUTING go together, with the rule that jumps to the latter, or stay.
 const (
 	// batchSize is the number of chains in a transaction. The kernel takes some 15 µs for each, and other commits wait.
 	batchSize = 1000
-	// batchPause is for other programs: iptables-nft begins again whenever somebody commits while it reads all rules.
+	// batchPause lets other programs read: iptables-nft begins anew if a commit comes while it reads all rules.
 	batchPause = 200 * time.Millisecond
-	// The pause after a try in which somebody else committed begins with firstPause and doubles up to maxPause.
+	// The pause after a try in which another program committed begins with firstPause and doubles up to maxPause.
 	firstPause, maxPause = 5 * time.Millisecond, time.Second
 )
 
@@ -63,7 +63,7 @@ type nftRemover struct {
 	*Removal
 }
 
-// removeNFT removes what findNFT has found. What stops it in one table does not concern the others.
+// removeNFT removes the chains that findNFT has found. A failure in one table does not stop the removal from the others.
 func removeNFT(ctx context.Context, found []foundTable, keepShared bool) (removal Removal, err error) {
 	conn, err := nft.Dial(nft.Config{})
 	if err != nil {
@@ -85,7 +85,7 @@ func removeNFT(ctx context.Context, found []foundTable, keepShared bool) (remova
 	return removal, errors.Join(errs...)
 }
 
-// remove removes the chains of a table, of which cut has removed the entrances.
+// remove removes the chains of a table, after cut has removed the rules that jump to them from base chains.
 func (r *nftRemover) remove(t foundTable, keepShared bool) error {
 	kept, err := r.delete(t.table, t.chains)
 	r.keepChains(t.table, kept)
@@ -106,9 +106,9 @@ func (r *nftRemover) remove(t foundTable, keepShared bool) error {
 	return nil
 }
 
-// cut deletes the rules of base chains that jump to one of some chains, and carries out more steps in the same
-// transaction. The kernel refuses a transaction if anybody has committed since the rules were read: their handles could
-// be those of other rules then. So cut tries until nobody does.
+// cut deletes the rules of base chains that jump to certain chains, and carries out more steps in the same transaction. The
+// kernel refuses the transaction if another program has committed since the rules were read, because a handle could be
+// another rule's by then. So cut tries until no other program commits in between.
 func (r *nftRemover) cut(t table, to func(chain string) bool, more ...nft.Step) error {
 	for pause := firstPause; ; pause = min(2*pause, maxPause) {
 		err := r.cutOnce(t, to, more)
@@ -146,7 +146,7 @@ func (r *nftRemover) cutOnce(t table, to func(chain string) bool, more []nft.Ste
 	return err
 }
 
-// delete deletes chains, and returns those that something else refers to.
+// delete deletes chains, and returns the chains that the kernel keeps because something else refers to them.
 func (r *nftRemover) delete(t table, chains []string) (kept []string, err error) {
 	for {
 		kept = nil
@@ -168,7 +168,7 @@ func (r *nftRemover) delete(t table, chains []string) (kept []string, err error)
 	}
 }
 
-// deleteBatch deletes chains in one transaction. If the kernel refuses some of them, it deletes the others.
+// deleteBatch deletes chains in one transaction. If the kernel refuses some chains, deleteBatch deletes the others.
 func (r *nftRemover) deleteBatch(t table, chains []string) (busy []string, err error) {
 	for {
 		_, err := r.conn.Commit(r.ctx, nft.Transaction{Steps: deletion(t, chains)})
@@ -209,7 +209,7 @@ func refusedChains(err error) map[string]unix.Errno {
 	return chains
 }
 
-// deletion returns the steps that delete chains, also those that jump to each other.
+// deletion returns the steps that delete chains. The chains may jump to each other.
 func deletion(t table, chains []string) (steps []nft.Step) {
 	of := &nft.Table{Family: t.family, Name: t.name}
 	for _, op := range []nft.StepOp{nft.FlushChain, nft.DeleteChain} {

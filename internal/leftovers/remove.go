@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Names counts things by their names, of which there can be many.
+// Names counts names, of which there can be many, and keeps the first.
 type Names struct {
 	Count int
 	// First are the first ten.
@@ -29,20 +29,20 @@ func (n *Names) append(more Names) {
 
 // Removal is the result of Remove.
 type Removal struct {
-	// Removed are the chains that are gone, as in Leftover.Example, and of the mode ipvs the virtual servers, the device and
-	// the sets.
+	// Removed are the removed chains, named as in Leftover.Example, and the removed virtual servers, device and sets of the
+	// mode ipvs.
 	Removed Names
-	// Kept are chains of kube-proxy that stay, because another program uses them, and sets that a rule names.
+	// Kept are chains of kube-proxy that another program uses, and sets that a rule names.
 	Kept Names
-	// Draining is not zero if something waits for the end of connections of the mode ipvs. Then its rules stay too.
+	// Draining is not zero while connections of the mode ipvs keep something. Then its rules stay too.
 	Draining Draining
-	// Ended counts the connections of the mode ipvs that went with their virtual servers.
+	// Ended counts the connections of the mode ipvs that ended with their virtual servers.
 	Ended int
-	// signs are those of Removed that each kube-proxy of the mode makes.
+	// signs are the names in Removed that every kube-proxy of the mode makes.
 	signs []string
 }
 
-// remove notes what is gone.
+// remove records that something is gone.
 func (r *Removal) remove(name string, isSign bool) {
 	r.Removed.add(name)
 	if isSign {
@@ -50,14 +50,14 @@ func (r *Removal) remove(name string, isSign bool) {
 	}
 }
 
-// removeChains notes chains that are gone.
+// removeChains records chains that are gone.
 func (r *Removal) removeChains(t table, chains []string) {
 	for _, c := range chains {
 		r.remove(t.chain(c), isFixed(c))
 	}
 }
 
-// keepChains notes chains that stay.
+// keepChains records chains that stay.
 func (r *Removal) keepChains(t table, chains []string) {
 	for _, c := range chains {
 		r.Kept.add(t.chain(c))
@@ -72,9 +72,9 @@ type Remover struct {
 	// Excluded are addresses of virtual servers of other programs, as in kube-proxy's --ipvs-exclude-cidrs.
 	Excluded []netip.Prefix
 
-	// begun is zero while there is nothing to wait for.
+	// begun is the time since which drain waits for connections; zero while it does not.
 	begun time.Time
-	// signs are things that are gone, and that a kube-proxy that runs would make again.
+	// signs are removed leftovers that a running kube-proxy would make again.
 	signs map[Kind]map[string]bool
 }
 
@@ -128,7 +128,7 @@ func (r *Remover) remove(ctx context.Context, found []Leftover) (removal Removal
 	return removal, errors.Join(errs...)
 }
 
-// record notes signs that are gone.
+// record records signs that are gone.
 func (r *Remover) record(kind Kind, signs []string) {
 	if r.signs == nil {
 		r.signs = map[Kind]map[string]bool{NFT: {}, Legacy: {}, IPVS: {}}
@@ -140,8 +140,8 @@ func (r *Remover) record(kind Kind, signs []string) {
 	}
 }
 
-// back returns something that this Remover had removed, and that is there again: a kube-proxy that runs has made it. It
-// is empty if there is none.
+// back returns the name of a leftover that this Remover had removed and that is there again, because a running kube-proxy has
+// made it; empty for none.
 func (r *Remover) back(found []Leftover) string {
 	for _, l := range found {
 		for _, name := range l.signs {

@@ -11,16 +11,15 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// Others has the rules of other programs that depend on those of kube-proxy's modes, or meet with them.
+// Others holds the rules of other programs that depend on the rules of kube-proxy's modes, or interfere with them.
 type Others struct {
-	// Uses are rules that lead to a chain of kube-proxy, or compare or set bits of the packet mark. There are at most
-	// 100.
+	// Uses are rules that jump to a chain of kube-proxy, or compare or set bits of the packet mark; at most 100.
 	Uses []Use
 	// Drops are base chains of the hooks input, forward and output.
 	Drops []Drop
 	// Tables are the tables of nf_tables and of iptables-legacy, such as "ip nat".
 	Tables []string
-	// Chains are the names of all chains but those of kube-proxy and of the kubelet, without the names of their tables.
+	// Chains are the names of all chains, without their tables, except the chains of kube-proxy and of the kubelet.
 	Chains []string
 }
 
@@ -28,13 +27,13 @@ type Others struct {
 type Use struct {
 	// Chain has the rule: "ip nat CNI-HOSTPORT-SETMARK".
 	Chain string
-	// To is the chain of kube-proxy to which the rule leads; empty for none.
+	// To is the chain of kube-proxy to which the rule jumps; empty for none.
 	To string
 	// Mark has the bits of the packet mark that the rule compares or sets.
 	Mark uint32
 	// Sets says that the rule sets the bits.
 	Sets bool
-	// translated says that the rule asks whether the destination was translated, and accepts that it accepts.
+	// translated says that the rule matches packets whose destination was translated, and accepts that the rule accepts.
 	translated, accepts bool
 }
 
@@ -106,8 +105,8 @@ func (o *Others) addRule(w *walk, chain string, base bool, r nft.Rule, bits uint
 	}
 }
 
-// compared returns the bits that a comparison of the mark depends on. One without a mask is taken for one of the value's
-// bits: programs that give each meaning a number of its own write it so.
+// compared returns the bits of the mark that a comparison depends on. A comparison without a mask counts as a comparison of
+// the value's bits: programs that use whole marks as numbers write it this way.
 func compared(value, mask uint32) uint32 {
 	if mask == ^uint32(0) {
 		return value
@@ -115,7 +114,7 @@ func compared(value, mask uint32) uint32 {
 	return mask
 }
 
-// useOf returns the chain that a rule leads to, and the bits of the mark that it has to do with.
+// useOf returns the chain to which a rule jumps, and the bits of the mark that it compares or sets.
 func useOf(r nft.Rule) (u Use) {
 	for _, s := range r.Statements {
 		switch s := s.(type) {
@@ -136,7 +135,7 @@ func useOf(r nft.Rule) (u Use) {
 	return u
 }
 
-// assigned returns the bits of the mark that a value changes: all that are not its own.
+// assigned returns the bits of the mark that an assignment of the value can change.
 func assigned(value nft.Expr) uint32 {
 	if bits, is := value.(nft.Bits); is && bits.Of == nft.MetaMark {
 		return ^word(bits.Mask) | word(bits.Xor)
@@ -162,7 +161,7 @@ func (u *Use) addMatch(m nft.Match) {
 	}
 }
 
-// word returns the number that data begins with; 0 for less.
+// word returns the first four bytes of data as a number; 0 if there are fewer.
 func word(d nft.Data) uint32 {
 	if len(d) < 4 {
 		return 0

@@ -53,7 +53,7 @@ type realServer struct {
 	// forward, upper and lower are given back to the kernel as they are.
 	forward, upper, lower uint32
 	weight                uint32
-	// connections counts those in any state, and UDP flows.
+	// connections counts the connections in any state, and UDP flows.
 	connections int
 }
 
@@ -109,7 +109,7 @@ func (c *ipvsConn) execute(command byte, flags netlink.HeaderFlags, attributes f
 	})
 }
 
-// attributes are those of a virtual server or of a real one, by their types.
+// attributes are the attributes of a virtual or a real server, by their types.
 type attributes map[uint16][]byte
 
 // attributesOf returns the attributes in each attribute of a type.
@@ -159,7 +159,7 @@ func (a attributes) addrPort(family uint16, addr, port uint16) (at netip.AddrPor
 	return at
 }
 
-// virtualServers returns those with an address. Those that go by a packet mark are never kube-proxy's.
+// virtualServers returns the virtual servers with an address. kube-proxy makes none for a packet mark.
 func (c *ipvsConn) virtualServers() (all []virtualServer, err error) {
 	answers, err := c.execute(ipvsGetService, netlink.Request|netlink.Dump, func(*netlink.AttributeEncoder) {})
 	if err != nil {
@@ -234,7 +234,7 @@ func (c *ipvsConn) delete(v virtualServer) error {
 	return nil
 }
 
-// gone reports whether something was deleted by somebody else.
+// gone reports whether an error says that another program has deleted the object.
 func gone(err error) bool {
 	for _, e := range []error{unix.ESRCH, unix.ENOENT, unix.ENODEV, unix.EADDRNOTAVAIL} {
 		if errors.Is(err, e) {
@@ -263,7 +263,7 @@ func addressFamily(addr netip.Addr) uint16 {
 	return unix.AF_INET6
 }
 
-// union returns an address as union nf_inet_addr: 16 bytes, of which IPv4 takes the first four.
+// union returns an address as union nf_inet_addr: 16 bytes. An IPv4 address takes the first four.
 func union(addr netip.Addr) []byte {
 	b := make([]byte, 16)
 	copy(b, addr.AsSlice())

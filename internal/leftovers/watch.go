@@ -18,8 +18,8 @@ const (
 	passTime = 2 * time.Minute
 	// drainInterval is the time between two looks at connections of the mode ipvs.
 	drainInterval = 10 * time.Second
-	// Rules that come back so often in that time are those of another kube-proxy, which runs. It no longer does if there
-	// are none for that time: it can take minutes to write its rules.
+	// Rules that come back conflictReturns times within conflictTime are the work of another, running kube-proxy. It counts as
+	// stopped after conflictTime without leftovers: it can take minutes to write its rules.
 	conflictReturns = 3
 	conflictTime    = time.Hour
 )
@@ -76,7 +76,7 @@ type watch struct {
 	find   func(context.Context) ([]Leftover, error)
 	back   func([]Leftover) string
 	remove func(context.Context, []Leftover) (Removal, error)
-	// removedAt is the time of the last removal, and foundAt that of the last look that found something.
+	// removedAt is the time of the last removal. foundAt is the time of the last look that found something.
 	removedAt, foundAt time.Time
 	// returns are the times of the last hour at which a look found what had been removed before.
 	returns  []time.Time
