@@ -397,20 +397,43 @@ func NodeFromTables(tables ...*nft.Table) model.Node {
 
 // nodePortIPs returns single addresses on which node ports answer.
 func nodePortIPs(t *nft.Table) (ips []netip.Addr) {
-	if set := t.Set(kubeProxyNodePortIPs); set != nil {
-		for _, e := range set.Elements() {
-			if ip, ok := netip.AddrFromSlice([]byte(e.Key)); ok {
-				ips = append(ips, ip)
-			}
-		}
-		return ips
-	}
-	for _, p := range matched(t, chainServices, t.Family.Daddr(), nft.Goto(chainNodePorts)) {
+	for _, p := range NodePortPrefixes(t) {
 		if p.IsSingleIP() {
 			ips = append(ips, p.Addr())
 		}
 	}
 	return ips
+}
+
+// NodePortPrefixes returns the prefixes in which those of the node's own addresses are on which node ports answer. Of tables of
+// kube-proxy's nftables mode they are single addresses.
+func NodePortPrefixes(t *nft.Table) (prefixes []netip.Prefix) {
+	set := t.Set(kubeProxyNodePortIPs)
+	if set == nil {
+		return matched(t, chainServices, t.Family.Daddr(), nft.Goto(chainNodePorts))
+	}
+	for _, e := range set.Elements() {
+		if ip, ok := netip.AddrFromSlice([]byte(e.Key)); ok {
+			prefixes = append(prefixes, netip.PrefixFrom(ip, ip.BitLen()))
+		}
+	}
+	return prefixes
+}
+
+// DetectLocalFromTable returns by what a table's rules tell the cluster's own clients from others: prefixes, or the name of an
+// interface. It is empty if they do not tell them apart, and for tables of kube-proxy's nftables mode.
+func DetectLocalFromTable(t *nft.Table) (d DetectLocal) {
+	d.CIDRs = matched(t, chainShortCircuit, t.Family.Saddr(), nil)
+	if c := t.Chain(chainShortCircuit); c != nil {
+		for _, rule := range c.Rules {
+			for _, statement := range rule.Statements {
+				if m, is := statement.(nft.Match); is && m.Field == nft.MetaIifname && m.Op == nft.Equal {
+					d.Interface, _ = m.Value.(string)
+				}
+			}
+		}
+	}
+	return d
 }
 
 // matched returns the prefixes that a field is compared with in a chain, in rules with the statement end if it is set.

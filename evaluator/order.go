@@ -142,6 +142,9 @@ func (w *walk) runTogether(chains []baseChain) (bool, error) {
 	if len(orders) == 1 {
 		return w.runChains(chains)
 	}
+	if passed, err := w.passes(chains); passed || err != nil {
+		return passed, err
+	}
 	chosen, matters, err := w.choose(chains[0].chain, ways)
 	switch {
 	case err != nil:
@@ -152,6 +155,27 @@ func (w *walk) runTogether(chains []baseChain) (bool, error) {
 	first := orders[chosen][0]
 	w.dependsOn(w.newStep(StepOrder, place{Table: first.Table, chain: first.chain}, nil, "if it runs before other tables' chains of its priority"))
 	return ways[chosen]()
+}
+
+// passes runs the chains, and reports whether each let the packet pass without changing it, and no answer was unknown. Then each
+// chain sees the same packet in any order. Otherwise it leaves the walk as it was.
+func (w *walk) passes(chains []baseChain) (bool, error) {
+	before := *w
+	before.fate.Path, before.fate.Depends = slices.Clip(before.fate.Path), slices.Clip(before.fate.Depends)
+	*w = before
+	w.draws = &draws{}
+	for i := range chains {
+		on, err := w.runChains(chains[i : i+1])
+		if err != nil {
+			return false, err
+		}
+		if !on || w.draws.used > 0 || len(w.fate.Depends) > len(before.fate.Depends) || w.state() != before.state() {
+			*w = before
+			return false, nil
+		}
+	}
+	w.draws = before.draws
+	return true, nil
 }
 
 // choose draws one of the ways that a packet may take from here, if they make a difference. Otherwise it chooses the first.

@@ -135,6 +135,16 @@ func useOf(r nft.Rule) (u Use) {
 	return u
 }
 
+// MarkBits returns the bits of the packet mark that a rule sets or clears; 0 for none.
+func MarkBits(r *nft.Rule) (bits uint32) {
+	for _, s := range r.Statements {
+		if a, is := s.(nft.Assign); is && a.To == nft.MetaMark {
+			bits |= assigned(a.Value)
+		}
+	}
+	return bits
+}
+
 // assigned returns the bits of the mark that an assignment of the value can change.
 func assigned(value nft.Expr) uint32 {
 	if bits, is := value.(nft.Bits); is && bits.Of == nft.MetaMark {

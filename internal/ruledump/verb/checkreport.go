@@ -2,6 +2,7 @@ package verb
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/nftproxy/nftproxy/internal/ruledump"
@@ -41,6 +42,13 @@ const (
 	verdictBroken  verdict = "broken"
 	verdictUnknown verdict = "unknown"
 )
+
+// checkVerdicts are the verdicts, from the best.
+var checkVerdicts = []verdict{verdictWorks, verdictUnknown, verdictBroken}
+
+func worseVerdict(a, b verdict) verdict {
+	return checkVerdicts[max(slices.Index(checkVerdicts, a), slices.Index(checkVerdicts, b))]
+}
 
 // status returns the error that ends the command with the verdict's exit status.
 func (v verdict) status() error {
@@ -94,7 +102,7 @@ const (
 // CheckService is an address of a Service port.
 type CheckService struct {
 	ServicePort string `json:"servicePort"`
-	Address     string `json:"address"` // 10.96.0.10:80/TCP, or :30080/TCP for a node port
+	Address     string `json:"address"` // 10.96.0.10:80/TCP; for a node port with an address of the node, 192.168.0.1:30080/TCP
 	Kind        string `json:"kind" jsonschema:"enum=ClusterIP,enum=External,enum=NodePort"`
 	// Cells: for each kind of client the index of a finding; -1 works, -2 does not apply, -3 is not known
 	Cells []int `json:"cells"`

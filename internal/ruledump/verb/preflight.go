@@ -22,7 +22,7 @@ import (
 
 func newPreflightCommand() *cobra.Command {
 	var p preflight
-	var collect, stay bool
+	var collects, stay bool
 	format := newFormat("text", "json")
 	cmd := &cobra.Command{
 		Use:   "preflight [--from-config FILE] | preflight --collect FILE...",
@@ -51,7 +51,7 @@ first, 2 if preflight itself failed, and 3 if the swap would fail.
   kubectl -n kube-system logs -l app.kubernetes.io/name=nftproxy-preflight --tail=-1 |
     ruledump preflight --collect -`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if collect != (len(args) > 0) {
+			if collects != (len(args) > 0) {
 				return errors.New("give files with --collect, and only with it")
 			}
 			var answer interface {
@@ -59,8 +59,10 @@ first, 2 if preflight itself failed, and 3 if the swap would fail.
 				worst() level
 			}
 			var err error
-			if collect {
-				answer, err = collected(cmd, args)
+			if collects {
+				var byNode map[string]*Preflight
+				byNode, err = collect[Preflight](cmd, args, "Preflight")
+				answer = tableOf(byNode)
 			} else {
 				answer, err = p.run(cmd.Context())
 			}
@@ -88,7 +90,7 @@ first, 2 if preflight itself failed, and 3 if the swap would fail.
 	flags.StringVar(&p.manifests, "manifests", "",
 		"look at the Services in this directory of manifests, or in one such file, too")
 	flags.StringVar(&p.node, "node", "", "name of the Node; by default the host name")
-	flags.BoolVar(&collect, "collect", false, "read what other nodes printed with -o json, from files, or - for standard input")
+	flags.BoolVar(&collects, "collect", false, "read what other nodes printed with -o json, from files, or - for standard input")
 	flags.BoolVar(&stay, "stay", false, "print, and wait until the process is told to end: for a DaemonSet, whose pods start again when they end")
 	for _, name := range []string{"from-config", "kubeconfig", "manifests"} {
 		_ = cmd.MarkFlagFilename(name)

@@ -1,15 +1,9 @@
 package verb
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
-
-	"github.com/nftproxy/nftproxy/internal/ruledump"
-	"github.com/spf13/cobra"
 )
 
 // PreflightTable is the answer of the preflight command about many nodes.
@@ -36,62 +30,6 @@ type sharedFinding struct {
 }
 
 func (t *PreflightTable) worst() level { return t.Verdict }
-
-// collected reads answers of many nodes from files; "-" is standard input. A file may have several answers, with other
-// lines between them, as logs of pods have. If a node has several answers, the last one counts.
-func collected(cmd *cobra.Command, paths []string) (*PreflightTable, error) {
-	byNode := map[string]*Preflight{}
-	for _, path := range paths {
-		in, err := input(cmd, path)
-		if err != nil {
-			return nil, err
-		}
-		defer in.Close()
-		text, err := io.ReadAll(in)
-		if err != nil {
-			return nil, err
-		}
-		answers, err := preflights(text)
-		if err == nil && len(answers) == 0 {
-			err = fmt.Errorf("it has no output of ruledump preflight -o json")
-		}
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", path, err)
-		}
-		for _, a := range answers {
-			byNode[a.Node] = a
-		}
-	}
-	return tableOf(byNode), nil
-}
-
-// preflights reads the JSON documents that begin at the beginnings of lines.
-func preflights(text []byte) (out []*Preflight, err error) {
-	for len(text) > 0 {
-		if text[0] != '{' {
-			_, text, _ = bytes.Cut(text, []byte("\n"))
-			continue
-		}
-		decoder := json.NewDecoder(bytes.NewReader(text))
-		var answer Preflight
-		if err := decoder.Decode(&answer); err != nil {
-			return nil, fmt.Errorf("answer %d: %w", len(out)+1, err)
-		}
-		if answer.APIVersion != ruledump.APIVersion ||
-			answer.Kind != "Preflight" || !slices.Contains(levels, answer.Verdict) {
-			return nil, fmt.Errorf("answer %d is %s of %s, want Preflight of %s",
-				len(out)+1, answer.Kind, answer.APIVersion, ruledump.APIVersion)
-		}
-		for _, f := range answer.Findings {
-			if !slices.Contains(levels, f.Level) {
-				return nil, fmt.Errorf("answer %d, finding %s: level %q is not known: another version wrote it",
-					len(out)+1, f.Check, f.Level)
-			}
-		}
-		out, text = append(out, &answer), text[decoder.InputOffset():]
-	}
-	return out, nil
-}
 
 func tableOf(byNode map[string]*Preflight) *PreflightTable {
 	t := &PreflightTable{document: documentOf("PreflightTable"), Verdict: levelGo, Findings: []sharedFinding{}}

@@ -30,6 +30,7 @@ var documents = []struct {
 }{
 	{"Ruleset", "A dump: live -o json, compile -o json. ruledump reads the field netlink of each table; the rest of a table is for people, in nft's syntax.", ruledump.Dump{}},
 	{"Check", "check -o json", Check{}},
+	{"CheckTable", "check --collect -o json", CheckTable{}},
 	{"Services", "services -o json", Services{}},
 	{"Explanation", "explain -o json", Explanation{}},
 	{"Difference", "diff -o json", Difference{}},

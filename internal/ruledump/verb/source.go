@@ -15,6 +15,7 @@ import (
 	"github.com/nftproxy/nftproxy/nodelocal"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 )
 
 // source is the flags that say whose rules to look at.
@@ -44,6 +45,8 @@ type source struct {
 	proxy *ruledump.Proxy
 	// noProxy says why proxy is nil.
 	noProxy error
+	// warned, if set, gets the warnings of compilation in place of standard error.
+	warned func(text string)
 }
 
 const sourceHelp = `
@@ -250,8 +253,20 @@ func (s *source) open(cmd *cobra.Command) (*ruledump.Snapshot, error) {
 	}
 	if err == nil {
 		s.addPlaces(cmd, rules)
+		if s.abandoned() {
+			fmt.Fprintln(cmd.ErrOrStderr(), "ruledump: no proxy keeps these rules: "+s.whyAbandoned())
+		}
 	}
 	return rules, err
+}
+
+// abandoned reports whether no proxy keeps the kernel's rules: nobody listens at its address, and no process has its name.
+func (s *source) abandoned() bool {
+	return errors.Is(s.noProxy, unix.ECONNREFUSED) && len(runningProxies()) == 0
+}
+
+func (s *source) whyAbandoned() string {
+	return fmt.Sprintf("nobody listens at %s (--proxy-address names another address), and no process here is called kube-proxy", s.proxyAddress)
 }
 
 // namesPatience bounds the time for the names of pods. Without them a command says what it knows.
@@ -284,7 +299,9 @@ func (s *source) compilation() ruledump.Compilation {
 // compile compiles the desired rules.
 func (s *source) compile(cmd *cobra.Command) (*ruledump.Snapshot, error) {
 	how := s.compilation()
-	how.Warn = func(text string) { fmt.Fprintln(cmd.ErrOrStderr(), "ruledump: "+text) }
+	if how.Warn = s.warned; how.Warn == nil {
+		how.Warn = func(text string) { fmt.Fprintln(cmd.ErrOrStderr(), "ruledump: "+text) }
+	}
 	switch {
 	case s.kubeconfig != "":
 		return ruledump.FromCluster(cmd.Context(), s.kubeconfig, how)

@@ -1,0 +1,199 @@
+package verb
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/nftproxy/nftproxy/evaluator"
+	"github.com/nftproxy/nftproxy/internal/ruledump"
+	"github.com/nftproxy/nftproxy/internal/testkit/flows"
+	"github.com/nftproxy/nftproxy/internal/testkit/lab"
+)
+
+// TestCheckAgrees compares each cell of the matrix of each golden case with what explain says about the same packet.
+func TestCheckAgrees(t *testing.T) {
+	works, fails := 0, 0
+	for _, c := range flows.Cases(t) {
+		s, err := ruledump.FromManifests(c.ManifestsDir(t), ruledump.Compilation{Node: lab.NodeName, Config: c.ConfigFile(t), Warn: func(string) {}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		e, err := newCheck(t.Context(), s, Filter{}, func(int, int) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.finish()
+		for i, f := range e.frontends {
+			for j := range e.clients {
+				p, applies := e.packet(&e.clients[j], f)
+				cell := e.Services[i].Cells[j]
+				if !applies || cell == cellUndecided {
+					continue
+				}
+				x, err := Explain(s, p)
+				if errors.Is(err, evaluator.UnknownSourcePort) {
+					p.Source = netip.AddrPortFrom(p.Source.Addr(), 40000)
+					x, err = Explain(s, p)
+				}
+				if err != nil {
+					t.Fatalf("%s: %v", c.Name, err)
+				}
+				served := !slices.ContainsFunc(x.Outcomes, func(o Outcome) bool { return o.Result != "delivered" && o.Reason != ReasonSentOn })
+				if served != (cell == cellWorks) {
+					t.Errorf("%s: %s: the cell is %d, and explain says %s", c.Name, x.Packet, cell, TextOf(x, "text"))
+				}
+				if served {
+					works++
+				} else {
+					fails++
+				}
+			}
+		}
+	}
+	if works < 500 || fails < 100 {
+		t.Errorf("compared %d cells that work and %d that do not", works, fails)
+	}
+}
+
+func TestCheckTime(t *testing.T) {
+	s := manyServices(t, 20, 2)
+	for name, tt := range map[string]struct {
+		ended bool
+		want  verdict
+		cell  int
+	}{
+		"enough":       {false, verdictWorks, cellWorks},
+		"none is left": {true, verdictUnknown, cellUndecided},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, stop := context.WithCancel(t.Context())
+			defer stop()
+			if tt.ended {
+				stop()
+			}
+			e, err := newCheck(ctx, s, Filter{}, func(int, int) {})
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := e.finish()
+			if c.Verdict != tt.want || c.Services[0].Cells[0] != tt.cell || (len(c.NotLookedAt) > 0) != tt.ended {
+				t.Errorf("%s, cells %v, not looked at %v", c.Verdict, c.Services[0].Cells, c.NotLookedAt)
+			}
+		})
+	}
+}
+
+// TestCheckTable reads connection tracking from what a report has of it.
+func TestCheckTable(t *testing.T) {
+	for name, tt := range map[string]struct {
+		entries, counters, want string
+	}{
+		"full":           {"262144", "entries drop early_drop insert_failed\n00000001 0000000a 00000002 00000001\n00000001 00000006 00000000 00000000\n", "the connection table is full: 262144 of 262144 entries"},
+		"was full once":  {"12", "entries drop early_drop insert_failed\n00000001 0000000a 00000002 00000001\n00000001 00000006 00000000 00000000\n", "connection tracking has dropped packets: 16"},
+		"has room":       {"12", "entries drop\n00000001 00000000\n", ""},
+		"no counters":    {"12", "", ""},
+		"hostile counts": {"99999999999999999999999", "drop\nzz\n-1\n", "the connection table is full: 18446744073709551615 of 262144 entries"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			report, err := json.Marshal(Report{Sysctls: map[string]string{"net/netfilter/nf_conntrack_count": tt.entries, "net/netfilter/nf_conntrack_max": "262144"}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := manyServices(t, 1, 1)
+			s.Files = map[string][]byte{"report.json": report, "conntrack-counters.txt": []byte(tt.counters)}
+			e := newChecker(s, nil)
+			e.addConntrack(t.Context(), &source{dump: "report.tar.gz"})
+			c := e.finish()
+			got := ""
+			if len(c.Findings) > 0 {
+				got = c.Findings[0].Cause
+			}
+			if got != tt.want {
+				t.Errorf("%q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestCheckCollect(t *testing.T) {
+	check := func(node string, v verdict, findings ...CheckFinding) string {
+		c := Check{nodeDocument: nodeDocument{document: documentOf("Check"), Node: node}, Verdict: v, Findings: findings}
+		if v == verdictUnknown {
+			c.NotLookedAt = []string{"no answer within 90s"}
+		}
+		text, err := json.Marshal(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text) + "\n"
+	}
+	route := CheckFinding{Level: levelBroken, Cause: "no route to 10.244.2.0/24", Services: []string{"shop/web"}, ServicesTotal: 3, Clients: []string{"pods here"}, More: "ip route"}
+	remark := CheckFinding{Level: levelRemark, Cause: "source ranges"}
+	file := filepath.Join(t.TempDir(), "answers.json")
+	text := "a line of a log\n" + check("node-1", verdictWorks, remark) + check("node-2", verdictBroken, route) + check("node-3", verdictBroken, remark, route) + check("node-4", verdictUnknown)
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	status, stdout, stderr := execute("check", "--collect", file)
+	want := `NODE    VERDICT  BROKEN  REMARKS
+node-2  broken   1       0
+node-3  broken   1       1
+node-4  unknown  0       0
+node-1  works    0       1
+
+LEVEL   CAUSE                      NODES              HITS                 FROM       MORE (on the first node)
+broken  no route to 10.244.2.0/24  2: node-2, node-3  shop/web and 2 more  pods here  ip route
+remark  source ranges              2: node-1, node-3  -                    -
+
+node-4 is not known: no answer within 90s
+`
+	if status != 1 || stdout != want {
+		t.Errorf("status %d, %s\n%s\nwant\n%s", status, stderr, stdout, want)
+	}
+	for answer, want := range map[string]string{
+		"": "it has no output of ruledump check -o json",
+		`{"apiVersion": "ruledump.nftproxy/v1", "kind": "Preflight"}`:                                                   "want Check of",
+		`{"apiVersion": "ruledump.nftproxy/v1", "kind": "Check", "verdict": "perhaps"}`:                                 `verdict "perhaps" is not known`,
+		`{"apiVersion": "ruledump.nftproxy/v1", "kind": "Check", "verdict": "works", "findings": [{"level": "worse"}]}`: `level "worse" is not known`,
+	} {
+		if err := os.WriteFile(file, []byte(answer), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if status, _, stderr := execute("check", "--collect", file); status != exitFailed || !strings.Contains(stderr, want) {
+			t.Errorf("%s: status %d, %s; want %q", answer, status, stderr, want)
+		}
+	}
+}
+
+// TestNetstat reads counters as /proc/net/netstat has them: a line of names before each line of values.
+func TestNetstat(t *testing.T) {
+	const text = "TcpExt: SyncookiesSent IPReversePathFilter Other\nTcpExt: 1 23 4\nIpExt: InNoRoutes\nIpExt: 7\n"
+	for name, want := range map[string]uint64{"IPReversePathFilter": 23, "InNoRoutes": 7, "TcpExt:": 0, "Absent": 0} {
+		if got := netstat(text, name); got != want {
+			t.Errorf("%s: %d, want %d", name, got, want)
+		}
+	}
+}
+
+// TestCheckClients finds the kinds of clients of a node by its routes.
+func TestCheckClients(t *testing.T) {
+	s := manyServices(t, 5, 2)
+	var got []string
+	for _, k := range newChecker(s, nil).clients {
+		got = append(got, k.Name+" "+k.From)
+	}
+	want := []string{"pods here 10.200.0.1%veth1", "pods elsewhere 10.128.0.1%eth0", "this node 192.168.0.1", "outside by eth0 198.51.100.7%eth0"}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if !newChecker(s, nil).network.isInPods(netip.MustParseAddr("10.200.0.1")) {
+		t.Error("the range of pods is not known")
+	}
+}

@@ -1,0 +1,94 @@
+package verb
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/nftproxy/nftproxy/internal/ruledump"
+)
+
+// The states of the proxy.
+const (
+	proxyApplied = "applied"
+	proxyFailing = "failing"
+	proxyNone    = "none"
+	proxyUnknown = "unknown"
+)
+
+// health is what is read of the proxy's /healthz.
+type health struct {
+	LastUpdated time.Time `json:"lastUpdated"`
+	Healthy     bool      `json:"healthy"`
+	Status      map[string]struct {
+		LastUpdated time.Time `json:"lastUpdated"`
+	} `json:"status"`
+	Problems []string `json:"problems"`
+}
+
+// addProxy asks the proxy that keeps these rules how it fares, or reads its answer in a report.
+func (e *checker) addProxy(ctx context.Context, from *source) {
+	e.Proxy = CheckProxy{State: proxyUnknown, Generation: e.rules.Generation}
+	for _, t := range e.rules.Tables {
+		for _, c := range t.Chains {
+			e.Proxy.Rules += uint32(len(c.Rules))
+		}
+	}
+	switch text := e.rules.Files["healthz.json"]; {
+	case e.rules.KubeProxys():
+		e.Proxy.Why = "Kubernetes' kube-proxy has written these rules"
+	case text != nil:
+		e.readHealth(text)
+	case !e.live:
+	case from.proxy != nil:
+		e.askHealth(ctx, from.proxy)
+	case from.abandoned():
+		e.Proxy.State, e.Proxy.Why = proxyNone, from.whyAbandoned()
+		e.fact(levelBroken, "no proxy keeps these rules", "changes of Services and endpoints do not come here: "+e.Proxy.Why, "kubectl -n kube-system get pods -o wide; ruledump diff")
+	case from.noProxy != nil:
+		e.Proxy.Why = from.noProxy.Error()
+	}
+}
+
+func (e *checker) askHealth(ctx context.Context, p *ruledump.Proxy) {
+	at, err := healthAddress(p.Config.HealthzBindAddress)
+	if err == nil && !at.IsValid() {
+		err = errors.New("the proxy serves no /healthz")
+	}
+	var status int
+	var text []byte
+	if err == nil {
+		status, text, err = ruledump.Page(ctx, "http://"+at.String()+"/healthz", maxConfigHealth)
+	}
+	if err == nil && status != http.StatusOK && status != http.StatusServiceUnavailable {
+		err = fmt.Errorf("status %d", status)
+	}
+	if err != nil {
+		e.Proxy.Why = "/healthz: " + err.Error()
+		return
+	}
+	e.readHealth(text)
+}
+
+// maxConfigHealth bounds the bytes of an answer of /healthz.
+const maxConfigHealth = 1 << 16
+
+func (e *checker) readHealth(text []byte) {
+	var h health
+	if err := json.Unmarshal(text, &h); err != nil {
+		e.Proxy.Why = "/healthz: " + err.Error()
+		return
+	}
+	e.Proxy.State, e.Proxy.Why, e.Proxy.LastSync = proxyApplied, strings.Join(h.Problems, "; "), h.LastUpdated
+	for _, s := range h.Status {
+		e.Proxy.LastSync = s.LastUpdated
+	}
+	if !h.Healthy {
+		e.Proxy.State = proxyFailing
+		e.fact(levelBroken, "the proxy is not healthy", "its last sync was at "+e.Proxy.LastSync.Format(time.RFC3339)+"; "+e.Proxy.Why, "kubectl -n kube-system logs POD; see its log on this node")
+	}
+}
