@@ -25,6 +25,7 @@ import (
 
 const help = `kubectl nftproxy runs ruledump in the proxy's pod on a node of the cluster.
 
+  kubectl nftproxy check                                what does not work, on which nodes, for whom, and why?
   kubectl nftproxy explain pod/CLIENT svc/NAME[:PORT]   where do its packets go, and why?
   kubectl nftproxy trace pod/CLIENT svc/NAME --yes      the same for real packets
   kubectl nftproxy services|connections|graph svc/NAME --node NODE
@@ -61,7 +62,7 @@ func (o *options) flags() []flag {
 	return []flag{
 		{"kubeconfig", "kubeconfig file, as for kubectl", &o.kubeconfig},
 		{"context", "context of the kubeconfig", &o.context},
-		{"namespace", "namespace of pods and Services (-n); services, connections, graph and top show it alone", &o.namespace},
+		{"namespace", "namespace of pods and Services (-n); check, services, connections, graph and top show it alone", &o.namespace},
 		{"node", "the node whose proxy to ask", &o.node},
 		{"pod", "the proxy's pod, where a node has several", &o.pod},
 		{"proxy-namespace", "namespace of the proxy's pods (default kube-system)", &o.proxyNamespace},
@@ -156,6 +157,9 @@ func run(ctx context.Context, args []string) error {
 	}
 	if command, err = s.resolve(ctx, command); err != nil {
 		return err
+	}
+	if command[0] == "check" && s.node == "" && s.pod == "" {
+		return s.checkCluster(ctx, command)
 	}
 	if err := s.findProxy(ctx); err != nil {
 		return err

@@ -25,7 +25,7 @@ type session struct {
 }
 
 // perNamespace are the verbs that take -n.
-var perNamespace = []string{"services", "connections", "graph", "top"}
+var perNamespace = []string{"check", "services", "connections", "graph", "top"}
 
 // namingVerbs are the verbs that print endpoints or clients, and name their pods.
 var namingVerbs = []string{"services", "explain", "graph", "connections", "check"}
@@ -222,16 +222,10 @@ func (s *session) findProxy(ctx context.Context) error {
 		s.proxy = pod
 		return explained(err, "get", "pods", s.proxyNamespace)
 	}
-	options := metav1.ListOptions{LabelSelector: s.selector, FieldSelector: "status.phase=Running"}
-	if s.node != "" {
-		options.FieldSelector += ",spec.nodeName=" + s.node
-	}
-	var list corev1.PodList
-	err := s.client.Get().Namespace(s.proxyNamespace).Resource("pods").VersionedParams(&options, metav1.ParameterCodec).Do(ctx).Into(&list)
+	found, err := s.listProxies(ctx)
 	if err != nil {
-		return explained(err, "list", "pods", s.proxyNamespace)
+		return err
 	}
-	found := slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil })
 	where := fmt.Sprintf("in namespace %s with labels %s", s.proxyNamespace, s.selector)
 	switch {
 	case len(found) == 1:
@@ -249,6 +243,20 @@ func (s *session) findProxy(ctx context.Context) error {
 		names = append(names, p.Name)
 	}
 	return fmt.Errorf("node %s has several pods %s: --pod chooses one of %s", s.node, where, strings.Join(names, ", "))
+}
+
+// listProxies lists the running pods of the proxy: all of them, or those of the node.
+func (s *session) listProxies(ctx context.Context) ([]corev1.Pod, error) {
+	options := metav1.ListOptions{LabelSelector: s.selector, FieldSelector: "status.phase=Running"}
+	if s.node != "" {
+		options.FieldSelector += ",spec.nodeName=" + s.node
+	}
+	var list corev1.PodList
+	err := s.client.Get().Namespace(s.proxyNamespace).Resource("pods").VersionedParams(&options, metav1.ParameterCodec).Do(ctx).Into(&list)
+	if err != nil {
+		return nil, explained(err, "list", "pods", s.proxyNamespace)
+	}
+	return slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil }), nil
 }
 
 // explained adds to a refusal the rule of a Role that allows the request.
