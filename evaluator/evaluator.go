@@ -49,10 +49,12 @@ import (
 
 // Limits: each draw of a number multiplies the paths, and chains may jump to one another many times.
 const (
-	maxPaths         = 1 << 16
 	maxStatements    = 1 << 20 // of one path: a chain of iptables may have 100,000 rules
 	maxAllStatements = 1 << 25 // of all paths of one packet
 )
+
+// maxPaths is smaller in tests.
+var maxPaths = 1 << 16
 
 // Evaluator walks packets through tables. It is safe for concurrent use as long as nobody changes the tables.
 type Evaluator struct {
