@@ -303,7 +303,8 @@ func (b *foreignBench) send(e *evaluator.Evaluator, r *foreign.Ruleset, host *la
 	if r.TCP {
 		packet.Protocol = unix.IPPROTO_TCP
 	}
-	fates, err := e.Fates(packet)
+	var fates evaluator.Fates
+	err := b.Node.Do(func() (err error) { fates, err = e.Fates(packet); return err }) // explain asks the kernel for routes
 	if err != nil {
 		return err
 	}
