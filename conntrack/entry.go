@@ -43,29 +43,6 @@ func (e *entry) entry() Entry {
 	return e.details
 }
 
-func (e *Entry) takeCounter(typ uint16, payload []byte) error {
-	n, err := uint64(0), error(nil)
-	if typ == ctaCounterPackets || typ == ctaCounterBytes {
-		n, err = netlinkattr.Uint64(payload)
-	}
-	switch typ {
-	case ctaCounterPackets:
-		e.Packets += n
-	case ctaCounterBytes:
-		e.Bytes += n
-	}
-	return err
-}
-
-func (e *Entry) takeTimestamp(typ uint16, payload []byte) error {
-	if typ != ctaTimestampStart {
-		return nil
-	}
-	nanoseconds, err := netlinkattr.Uint64(payload)
-	e.Begun = time.Unix(0, int64(nanoseconds)).UTC()
-	return err
-}
-
 // name returns the attributes that name the entry to the kernel.
 func (e *entry) name() []byte {
 	var b netlinkattr.List
@@ -107,9 +84,15 @@ func decodeEntry(message []byte) (entry, error) {
 			seconds, err = netlinkattr.Uint32(payload)
 			e.details.Left = time.Duration(seconds) * time.Second
 		case ctaCountersOrig, ctaCountersReply:
-			err = netlinkattr.Each(payload, e.details.takeCounter)
+			var packets, bytes uint64
+			err = netlinkattr.Each(payload, netlinkattr.Variables{ctaCounterPackets: &packets, ctaCounterBytes: &bytes}.Take)
+			e.details.Packets, e.details.Bytes = e.details.Packets+packets, e.details.Bytes+bytes
 		case ctaTimestamp:
-			err = netlinkattr.Each(payload, e.details.takeTimestamp)
+			var nanoseconds uint64
+			err = netlinkattr.Each(payload, netlinkattr.Variables{ctaTimestampStart: &nanoseconds}.Take)
+			if nanoseconds > 0 {
+				e.details.Begun = time.Unix(0, int64(nanoseconds)).UTC()
+			}
 		}
 		return err
 	})

@@ -20,22 +20,7 @@ func decodeAttributes(data []byte, f func(typ uint16, b []byte) error) error {
 	return netlinkattr.Each(data[nfgenmsgLen:], f)
 }
 
-// variables receive the attributes of the types at which they stand. A []byte is not copied.
-type variables map[uint16]any
-
-func (v variables) take(typ uint16, b []byte) (err error) {
-	switch to := v[typ].(type) {
-	case *string:
-		*to = netlinkattr.Text(b)
-	case *[]byte:
-		*to = b
-	case *uint32:
-		*to, err = netlinkattr.Uint32(b)
-	case *uint64:
-		*to, err = netlinkattr.Uint64(b)
-	}
-	return err
-}
+type variables = netlinkattr.Variables
 
 // isAbout reports whether a message is about a table.
 func isAbout(data []byte, table string) bool {
@@ -95,7 +80,7 @@ func decodeAnyTable(data []byte) (*Table, error) {
 	err := decodeAttributes(data, variables{
 		attrTable: &t.Name, unix.NFTA_TABLE_FLAGS: &flags,
 		netlinkattr.TableOwner: &t.Kernel.OwnerPort, netlinkattr.TableUserdata: &userdata,
-	}.take)
+	}.Take)
 	if err != nil {
 		return nil, err
 	}
@@ -139,9 +124,9 @@ func decodeChain(data []byte) (*Chain, error) {
 	err := decodeAttributes(data, variables{
 		unix.NFTA_CHAIN_NAME: &c.Name, unix.NFTA_CHAIN_TYPE: &chainType, unix.NFTA_CHAIN_HOOK: &hook,
 		unix.NFTA_CHAIN_POLICY: &policy, netlinkattr.ChainFlags: &flags, netlinkattr.ChainUserdata: &userdata,
-	}.take)
+	}.Take)
 	if err == nil {
-		err = netlinkattr.Each(hook, variables{unix.NFTA_HOOK_HOOKNUM: &number, unix.NFTA_HOOK_PRIORITY: &priority}.take)
+		err = netlinkattr.Each(hook, variables{unix.NFTA_HOOK_HOOKNUM: &number, unix.NFTA_HOOK_PRIORITY: &priority}.Take)
 	}
 	c.Type, c.Priority, c.DropPolicy = ChainType(chainType), int32(priority), policy == nfDrop
 	c.bound, c.Comment = flags&netlinkattr.ChainFlagBinding != 0, string(commentIn(userdata))
@@ -158,7 +143,7 @@ func decodeChain(data []byte) (*Chain, error) {
 // decodeDevices returns the devices of a base chain. The kernel repeats the first one, if it is the only one.
 func decodeDevices(data []byte) (names []string, err error) {
 	var hook []byte
-	if err = decodeAttributes(data, variables{unix.NFTA_CHAIN_HOOK: &hook}.take); err != nil {
+	if err = decodeAttributes(data, variables{unix.NFTA_CHAIN_HOOK: &hook}.Take); err != nil {
 		return nil, err
 	}
 	add := func(b []byte) {

@@ -155,7 +155,7 @@ func (m *Monitor) take(r reply) error {
 func (e *Event) decodeGeneration(data []byte) error {
 	return decodeAttributes(data, variables{
 		unix.NFTA_GEN_ID: &e.Generation, unix.NFTA_GEN_PROC_PID: &e.TID, unix.NFTA_GEN_PROC_NAME: &e.Process,
-	}.take)
+	}.Take)
 }
 
 // initialPIDNamespace is the target of /proc/self/ns/pid in the initial PID namespace, whose inode is

@@ -35,7 +35,7 @@ func decodeObject(data []byte, isFlowtable bool) (o Object, err error) {
 	if !isFlowtable {
 		v[unix.NFTA_OBJ_TYPE] = &o.number
 	}
-	err = decodeAttributes(data, v.take)
+	err = decodeAttributes(data, v.Take)
 	if o.Kind = objectKinds[o.number]; isFlowtable {
 		o.Kind = flowtableKind
 	} else if o.Kind == "" {

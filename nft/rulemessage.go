@@ -61,7 +61,7 @@ func decodeRule(data []byte) (r decodedRule, err error) {
 	err = decodeAttributes(data, variables{
 		unix.NFTA_RULE_CHAIN: &r.chain, unix.NFTA_RULE_HANDLE: &r.handle,
 		unix.NFTA_RULE_USERDATA: &userdata, unix.NFTA_RULE_EXPRESSIONS: &expressions,
-	}.take)
+	}.Take)
 	if err != nil {
 		return r, err
 	}
@@ -85,14 +85,14 @@ func (r decodedRule) rule(family Family, sets func(string) *Set) Rule {
 func decodeExpr(family Family, b []byte) any {
 	var name string
 	var data, info []byte
-	malformed := netlinkattr.Each(b, variables{unix.NFTA_EXPR_NAME: &name, unix.NFTA_EXPR_DATA: &data}.take)
+	malformed := netlinkattr.Each(b, variables{unix.NFTA_EXPR_NAME: &name, unix.NFTA_EXPR_DATA: &data}.Take)
 	newExpr := exprTypes[name]
 	switch {
 	case name == "match" || name == "target":
 		newExpr = nil
 		// The attributes of matches and targets have the same numbers.
 		x := Extension{Target: name == "target"}
-		if err := netlinkattr.Each(data, variables{unix.NFTA_MATCH_NAME: &x.Name, unix.NFTA_MATCH_REV: &x.Revision, unix.NFTA_MATCH_INFO: &info}.take); malformed == nil && err == nil {
+		if err := netlinkattr.Each(data, variables{unix.NFTA_MATCH_NAME: &x.Name, unix.NFTA_MATCH_REV: &x.Revision, unix.NFTA_MATCH_INFO: &info}.Take); malformed == nil && err == nil {
 			x.Info = string(info)
 			return x
 		}
@@ -138,7 +138,7 @@ func decodeByteorder(data []byte) (*expr.Byteorder, error) {
 	err := netlinkattr.Each(data, variables{
 		unix.NFTA_BYTEORDER_SREG: &e.SourceRegister, unix.NFTA_BYTEORDER_DREG: &e.DestRegister,
 		unix.NFTA_BYTEORDER_OP: &op, unix.NFTA_BYTEORDER_LEN: &e.Len, unix.NFTA_BYTEORDER_SIZE: &e.Size,
-	}.take)
+	}.Take)
 	e.Op = expr.ByteorderOp(op)
 	return &e, err
 }

@@ -108,10 +108,10 @@ func decodeSet(data []byte) (*Set, error) {
 		unix.NFTA_SET_DATA_TYPE: &dataType, unix.NFTA_SET_DATA_LEN: &dataLen, unix.NFTA_SET_DESC: &desc,
 		unix.NFTA_SET_USERDATA: &userdata, netlinkattr.SetCount: &count, netlinkattr.SetExpr: &expression,
 		unix.NFTA_SET_TIMEOUT: &timeout, unix.NFTA_SET_GC_INTERVAL: &interval, netlinkattr.SetExpressions: &expressions,
-	}.take)
+	}.Take)
 	var c counter
 	var fields []byte
-	err = cmp.Or(err, netlinkattr.Each(desc, variables{unix.NFTA_SET_DESC_SIZE: &s.Size, netlinkattr.SetDescConcat: &fields}.take), netlinkattr.Each(expression, c.take))
+	err = cmp.Or(err, netlinkattr.Each(desc, variables{unix.NFTA_SET_DESC_SIZE: &s.Size, netlinkattr.SetDescConcat: &fields}.Take), netlinkattr.Each(expression, c.take))
 	if err != nil {
 		return nil, err
 	}
@@ -145,7 +145,7 @@ func fieldLengths(concat []byte) (lengths []int) {
 	// What does not decode is left out: then no key is in a range.
 	_ = netlinkattr.Each(concat, func(_ uint16, field []byte) error {
 		var n uint32
-		if err := netlinkattr.Each(field, variables{netlinkattr.SetFieldLen: &n}.take); err != nil {
+		if err := netlinkattr.Each(field, variables{netlinkattr.SetFieldLen: &n}.Take); err != nil {
 			return err
 		}
 		lengths = append(lengths, int(min(n, 1<<16)))

@@ -66,10 +66,10 @@ func decodeTrace(data []byte) (t Trace, err error) {
 		unix.NFTA_TRACE_ID: &t.ID, unix.NFTA_TRACE_TABLE: &t.Table, unix.NFTA_TRACE_CHAIN: &t.Chain, unix.NFTA_TRACE_RULE_HANDLE: &t.Handle,
 		unix.NFTA_TRACE_VERDICT: &verdict, unix.NFTA_TRACE_POLICY: &policy, unix.NFTA_TRACE_IIF: &t.In, unix.NFTA_TRACE_OIF: &t.Out,
 		unix.NFTA_TRACE_NETWORK_HEADER: &network, unix.NFTA_TRACE_TRANSPORT_HEADER: &transport,
-	}.take)
+	}.Take)
 	var code uint32
 	if err == nil && verdict != nil {
-		err = netlinkattr.Each(verdict, variables{unix.NFTA_VERDICT_CODE: &code, unix.NFTA_VERDICT_CHAIN: &t.Verdict.Chain}.take)
+		err = netlinkattr.Each(verdict, variables{unix.NFTA_VERDICT_CODE: &code, unix.NFTA_VERDICT_CHAIN: &t.Verdict.Chain}.Take)
 		t.Verdict.Kind = verdictKind(expr.VerdictKind(int32(code)))
 	}
 	switch policy {

@@ -45,6 +45,25 @@ func Each(list []byte, f func(typ uint16, payload []byte) error) error {
 	return nil
 }
 
+// Variables receive the attributes of the types at which they stand: a *string, without NULs at its end; a *[]byte, which is
+// not copied; or a *uint32 or *uint64, in network byte order.
+type Variables map[uint16]any
+
+// Take is a function for Each. Attributes of other types are passed over.
+func (v Variables) Take(typ uint16, b []byte) (err error) {
+	switch to := v[typ].(type) {
+	case *string:
+		*to = Text(b)
+	case *[]byte:
+		*to = b
+	case *uint32:
+		*to, err = Uint32(b)
+	case *uint64:
+		*to, err = Uint64(b)
+	}
+	return err
+}
+
 // Find returns the payload of the first attribute of a type; nil if there is none.
 func Find(list []byte, wanted uint16) (payload []byte) {
 	_ = Each(list, func(typ uint16, b []byte) error {
