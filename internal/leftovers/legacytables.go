@@ -144,8 +144,8 @@ func (t *legacyTable) rule(r legacyRule, express func(nft.Extension) []nft.State
 	entry := t.entries[r.at:r.end]
 	head := entryHeads[t.family.family]
 	add := func(bit byte, m nft.Match) {
-		if m.Op = nft.Equal; entry[head.inverted]&bit != 0 {
-			m.Op = nft.NotEqual
+		if entry[head.inverted]&bit != 0 {
+			m.Op = nft.NotEqual - m.Op // Equal and NotEqual alone are inverted
 		}
 		rule.Statements = append(rule.Statements, m)
 	}
@@ -168,27 +168,22 @@ func (t *legacyTable) rule(r legacyRule, express func(nft.Extension) []nft.State
 	}
 	if entry[head.flags]&head.fragment != 0 {
 		later := nft.Bits{Of: nft.Payload{Base: nft.NetworkHeader, Offset: 6, Length: 2}, Mask: "\x1f\xff", Xor: "\x00\x00"}
-		add(0, nft.Match{Field: later, Value: nft.Constant("\x00\x00")})
-		if m := rule.Statements[len(rule.Statements)-1].(nft.Match); entry[head.inverted]&invertFragment == 0 {
-			m.Op = nft.NotEqual
-			rule.Statements[len(rule.Statements)-1] = m
-		}
+		add(invertFragment, nft.Match{Field: later, Op: nft.NotEqual, Value: nft.Constant("\x00\x00")})
 	}
 	protocol := binary.NativeEndian.Uint16(entry[head.protocol:])
 	if protocol != 0 && entry[head.flags]&head.hasProtocol == head.hasProtocol {
 		add(invertProtocol, nft.Match{Field: nft.MetaL4proto, Value: nft.ProtoData(byte(protocol))})
 	}
-	t.eachExtension(r, func(name string, revision uint8, data []byte) {
-		if name == "comment" {
-			rule.Comment = text(data)
-			return
-		}
-		rule.Statements = append(rule.Statements, express(nft.Extension{Name: name, Revision: uint32(revision), Info: string(data)})...)
-	}, func(name string, revision uint8, data []byte) {
-		if name != "" {
-			rule.Statements = append(rule.Statements, express(nft.Extension{Target: true, Name: name, Revision: uint32(revision), Info: string(data)})...)
-		} else if end := t.end(r, entry[head.flags]&head.leads != 0); end != nil {
-			rule.Statements = append(rule.Statements, end)
+	t.eachExtension(r, func(x nft.Extension) {
+		switch {
+		case x.Name == "comment" && !x.Target:
+			rule.Comment = text([]byte(x.Info))
+		case x.Name != "" || !x.Target:
+			rule.Statements = append(rule.Statements, express(x)...)
+		default:
+			if end := t.end(r, entry[head.flags]&head.leads != 0); end != nil {
+				rule.Statements = append(rule.Statements, end)
+			}
 		}
 	})
 	return rule

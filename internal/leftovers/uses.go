@@ -257,21 +257,22 @@ func (t *legacyTable) chainOf(r legacyRule) string {
 	return ""
 }
 
-// eachExtension calls match for each match of a rule, and then target.
-func (t *legacyTable) eachExtension(r legacyRule, match, target func(name string, revision uint8, data []byte)) {
+// eachExtension calls each for each match of a rule, and then for the target, whose name is empty if it is the standard one.
+func (t *legacyTable) eachExtension(r legacyRule, each func(nft.Extension)) {
 	entry := t.entries[r.at:r.end]
 	end := int(binary.NativeEndian.Uint16(entry[t.family.offsets.targetOffset:]))
 	// In struct xt_entry_match the size, the name and the revision stand before the data, as in the target.
-	call := func(b []byte, f func(string, uint8, []byte)) {
-		f(text(b[targetNameAt:][:targetNameSize]), b[targetNameAt+targetNameSize], b[targetDataAt:])
+	call := func(b []byte, target bool) {
+		revision := uint32(b[targetNameAt+targetNameSize])
+		each(nft.Extension{Target: target, Name: text(b[targetNameAt:][:targetNameSize]), Revision: revision, Info: string(b[targetDataAt:])})
 	}
 	for at := t.family.offsets.size; at+targetDataAt <= end; {
 		size := int(binary.NativeEndian.Uint16(entry[at:]))
 		if size < targetDataAt || at+size > end {
 			break
 		}
-		call(entry[at:at+size], match)
+		call(entry[at:at+size], false)
 		at += size
 	}
-	call(entry[end:], target)
+	call(entry[end:], true)
 }
