@@ -16,6 +16,8 @@ type Packet struct {
 	Source, Destination netip.AddrPort
 	// Protocol is the IP protocol number, such as unix.IPPROTO_TCP.
 	Protocol uint8
+	// Hops is the TTL or hop limit; 0 if it is not known. The proxy's rules then take it for one of a client.
+	Hops uint8
 	// Local says that a process of the node sends the packet. All other packets arrive by an interface.
 	Local bool
 	// Interface is the name of that interface. Empty means that it is not known, which is an error only if a rule looks at

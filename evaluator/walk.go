@@ -1,6 +1,7 @@
 package evaluator
 
 import (
+	"cmp"
 	"net/netip"
 
 	"github.com/nftproxy/nftproxy/nft"
@@ -73,7 +74,7 @@ const commonHops = 64
 func newWalk(e *Evaluator, p Packet, added []Added, d *draws) *walk {
 	w := &walk{
 		Evaluator: e, packet: p, family: p.family(), draws: d,
-		source: p.Source, destination: p.Destination, mark: mark{bits: p.Mark}, hops: commonHops,
+		source: p.Source, destination: p.Destination, mark: mark{bits: p.Mark}, hops: cmp.Or(p.Hops, commonHops), hopsSet: p.Hops > 0,
 	}
 	for _, a := range added {
 		w.changes = append(w.changes, change{Added: a})

@@ -23,10 +23,10 @@ type Trace struct {
 	// Verdict is the rule's verdict. It is zero if the next rule runs, and for verdicts that this package does not know, such as
 	// queue. At the end of a base chain it is the policy; at the end of a regular chain it is zero.
 	Verdict Verdict
-	// Source, Destination and Protocol come from the packet's headers, and In and Out are the indexes of its interfaces. Only the
-	// first step in each base chain has them.
+	// Source, Destination, Protocol and Hops, the TTL or hop limit, come from the packet's headers, and In and Out are the
+	// indexes of its interfaces. Only the first step in each base chain has them.
 	Source, Destination netip.AddrPort
-	Protocol            uint8
+	Protocol, Hops      uint8
 	In, Out             uint32
 	// Lost says that steps were lost, because more came than the socket holds. Then all other fields are zero.
 	Lost bool
@@ -93,11 +93,11 @@ func (t *Trace) readHeaders(network, transport []byte) {
 	case len(network) >= 20 && network[0]>>4 == 4:
 		source, _ = netip.AddrFromSlice(network[12:16])
 		destination, _ = netip.AddrFromSlice(network[16:20])
-		t.Protocol = network[9]
+		t.Protocol, t.Hops = network[9], network[8]
 	case len(network) >= 40 && network[0]>>4 == 6:
 		source, _ = netip.AddrFromSlice(network[8:24])
 		destination, _ = netip.AddrFromSlice(network[24:40])
-		t.Protocol = network[6]
+		t.Protocol, t.Hops = network[6], network[7]
 	default:
 		return
 	}

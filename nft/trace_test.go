@@ -57,10 +57,10 @@ func TestTracer(t *testing.T) {
 	from, to := conn.LocalAddr().(*net.UDPAddr).AddrPort(), netip.MustParseAddrPort("127.0.0.1:9")
 	handle := func(chain string, rule int) uint64 { return listed.Kernel.Handles[chain][rule] }
 	want := []Trace{
-		{Chain: "begin", Handle: handle("begin", 0), Source: from, Destination: to, Protocol: unix.IPPROTO_UDP, Out: 1},
+		{Chain: "begin", Handle: handle("begin", 0), Source: from, Destination: to, Protocol: unix.IPPROTO_UDP, Hops: 64, Out: 1},
 		{Chain: "begin"},
 		{Chain: "begin", Verdict: Accept},
-		{Chain: "check", Handle: handle("check", 0), Verdict: Jump("inner"), Source: from, Destination: to, Protocol: unix.IPPROTO_UDP, Out: 1},
+		{Chain: "check", Handle: handle("check", 0), Verdict: Jump("inner"), Source: from, Destination: to, Protocol: unix.IPPROTO_UDP, Hops: 64, Out: 1},
 		{Chain: "inner", Handle: handle("inner", 1)},
 		{Chain: "inner", Handle: handle("inner", 2), Verdict: Drop},
 	}

@@ -469,7 +469,7 @@ func TestFirewallOfTheNode(t *testing.T) {
 }
 
 // Packets about which a node asks others are counted where they are asked about, where they are known, and where they are
-// dropped.
+// dropped. What is dropped has a reason in all tools.
 func TestCounters(t *testing.T) {
 	t.Parallel()
 	w := newWired(t)
@@ -489,8 +489,15 @@ func TestCounters(t *testing.T) {
 	if n := counted("direct-asked", everyNode...) + counted("direct-answered", everyNode...) + counted("direct-unknown", everyNode...); n != 0 {
 		t.Errorf("%d packets are counted before a slot moves", n)
 	}
+	watch := w.nodes[3].startTool(t, "watch", "--refused", "shop/direct")
+	top := w.nodes[3].startTool(t, "top", "shop/direct")
 	if lost := open.during(func() { w.serve(t, everyNode, 2, 3, 4) }); lost.lost() > 0 {
 		t.Errorf("two endpoints come: %v", lost)
+	}
+	trace := w.nodes[3].startTool(t, "trace", "--to=shop/direct", "-n=100")
+	open.during(func() { time.Sleep(pause) })
+	for _, tool := range []*lab.Process{watch, top, trace} {
+		tool.Says(t, `"reason":"unknown-connection"`)
 	}
 	for set, number := range map[string][]int{"direct-asked": {3, 4}, "direct-answered": {2}, "direct-unknown": {3, 4}} {
 		if counted(set, number...) == 0 {

@@ -89,6 +89,19 @@ func (n *node) run(t *testing.T, name string, args ...string) (out string, err e
 	return out, err
 }
 
+// startTool starts a command of ruledump that shows drops while they happen.
+func (n *node) startTool(t *testing.T, command string, args ...string) *lab.Process {
+	t.Helper()
+	if command != "top" {
+		args = append(args, "--yes")
+	}
+	p := lab.Start(t, n.Host, "ruledump", append([]string{command, "-o=json"}, args...)...)
+	if command != "top" {
+		p.Says(t, "in table ruledump-")
+	}
+	return p
+}
+
 // anotherProxy has rules as another proxy under policy Cluster. Its table has the name of ours, as that of Kubernetes.
 const anotherProxy = `table %[1]s kube-proxy {
 	chain prerouting { type nat hook prerouting priority dstnat; %[1]s daddr %[2]s tcp dport 80 meta mark set meta mark or 0x4000 dnat to %[3]s; }

@@ -8,6 +8,7 @@ import (
 	"math"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -154,21 +155,23 @@ func (r *refusals) renew(rules *ruledump.Snapshot) (tables []*nft.Table, err err
 func (r *refusals) marksBefore(own *nft.Table) *nft.Table {
 	table := &nft.Table{Family: own.Family, Name: r.table, Owner: true}
 	for _, base := range own.Chains {
-		if base.Type != nft.TypeFilter {
-			continue
-		}
-		if rules := r.rulesBefore(own, base, table); len(rules) > 0 {
+		if rules := r.rulesBefore(own, base, table, nil); len(rules) > 0 {
 			translated := nft.NewRule(nft.Match{Field: nft.CTStatus, Value: nft.CTStatusDNAT}, nft.Accept)
-			table.Chains = append(table.Chains, &nft.Chain{Name: base.Name, Type: base.Type, Hook: base.Hook, Priority: base.Priority - 1, Rules: append([]nft.Rule{translated}, rules...)})
+			table.Chains = append(table.Chains, &nft.Chain{Name: base.Name, Type: nft.TypeFilter, Hook: base.Hook, Priority: base.Priority - 1, Rules: append([]nft.Rule{translated}, rules...)})
 		}
 	}
 	return table
 }
 
-// rulesBefore returns rules that mark what a chain refuses, or a chain to which it leads. It copies their sets.
-func (r *refusals) rulesBefore(own *nft.Table, chain *nft.Chain, to *nft.Table) (rules []nft.Rule) {
+// rulesBefore returns rules that mark what a chain refuses, or a chain to which it leads. It copies their sets. Under are
+// the conditions of the rules that lead to a chain of direct return, from its base chain on.
+func (r *refusals) rulesBefore(own *nft.Table, chain *nft.Chain, to *nft.Table, under []nft.Statement) (rules []nft.Rule) {
 	for i := range chain.Rules {
-		for _, s := range chain.Rules[i].Statements {
+		rule := &chain.Rules[i]
+		if isDirect(chain.Name) && has(rule, func(v nft.Verdict) bool { return v == nft.Drop }) && !has(rule, func(nft.Dup) bool { return true }) {
+			rules = append(rules, r.marking(own, slices.Concat(under, rule.Statements), to)...)
+		}
+		for _, s := range rule.Statements {
 			v, _ := s.(nft.Verdict)
 			next := own.Chain(v.Chain)
 			if next == nil {
@@ -177,21 +180,32 @@ func (r *refusals) rulesBefore(own *nft.Table, chain *nft.Chain, to *nft.Table) 
 			switch compiler.RoleOf(next.Name) {
 			case compiler.RoleFirewall, compiler.RoleNoEndpoints, compiler.RoleClusterIPs:
 				for i := range next.Rules {
-					rules = append(rules, r.marking(own, &next.Rules[i], to)...)
+					isNew := nft.Statement(nft.Match{Field: nft.CTState, Value: nft.CTStateNew})
+					rules = append(rules, r.marking(own, append([]nft.Statement{isNew}, next.Rules[i].Statements...), to)...)
 				}
 			default:
-				rules = append(rules, r.rulesBefore(own, next, to)...)
+				conditions := under
+				if isDirect(next.Name) {
+					conditions = slices.Concat(under, rule.Statements)
+				}
+				rules = append(rules, r.rulesBefore(own, next, to, conditions)...)
 			}
 		}
 	}
 	return rules
 }
 
-// marking returns a rule that marks what a rule refuses. It keeps the conditions, turns a lookup in a verdict map into a
-// lookup in a set with the same keys, and replaces the verdict. If some Services are selected, a rule that looks nothing
+// isDirect reports whether a chain is one of direct return.
+func isDirect(chain string) bool {
+	role := compiler.RoleOf(chain)
+	return role == compiler.RoleDirectForward || role == compiler.RoleServeReturn
+}
+
+// marking returns a rule that marks what rules with all of these statements refuse. It keeps the conditions, turns a lookup
+// in a verdict map into a lookup in a set with the same keys, and replaces the verdict. If some Services are selected, a rule that looks nothing
 // up, and so concerns no Service, gets none.
-func (r *refusals) marking(own *nft.Table, refuses *nft.Rule, to *nft.Table) []nft.Rule {
-	statements := []nft.Statement{nft.Match{Field: nft.CTState, Value: nft.CTStateNew}}
+func (r *refusals) marking(own *nft.Table, refuse []nft.Statement, to *nft.Table) []nft.Rule {
+	var statements []nft.Statement
 	if r.clients.IsValid() {
 		statements = append(statements, nft.Match{Field: own.Family.Saddr(), Value: r.clients})
 	}
@@ -202,7 +216,7 @@ func (r *refusals) marking(own *nft.Table, refuses *nft.Rule, to *nft.Table) []n
 		statements = append(statements, nft.Match{Field: own.Family.Daddr(), Value: r.filter.prefix})
 	}
 	named := false
-	for _, s := range refuses.Statements {
+	for _, s := range refuse {
 		set := ""
 		switch s := s.(type) {
 		case nft.Match:
@@ -301,7 +315,7 @@ func (r *refusals) packet(ctx context.Context, p *underway) error {
 // describe returns nil for a packet that the proxy's rules have not refused.
 func (r *refusals) describe(p *underway) *refusal {
 	w := r.way(p)
-	if w.result == evaluator.Delivered || w.stopped {
+	if w.result == evaluator.Delivered || w.stopped || w.sendsOn() {
 		return nil
 	}
 	e := &Explanation{nodeDocument: r.document(), packet: p.packet(), rules: r.rules}
@@ -317,6 +331,12 @@ func (r *refusals) describe(p *underway) *refusal {
 	}
 	out.Namespace, out.Service, out.Port = splitServicePort(out.name)
 	return out
+}
+
+// sendsOn reports whether direct return sends the packet to another node, and drops the original.
+func (w *way) sendsOn() bool {
+	last := w.path[len(w.path)-1].Rule
+	return last != nil && has(last, func(nft.Dup) bool { return true })
 }
 
 // Text implements View.

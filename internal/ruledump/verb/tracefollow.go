@@ -255,7 +255,7 @@ func (f *follower) finish(ctx context.Context, complete func(*underway) bool) er
 
 // packet returns the packet as it came.
 func (p *underway) packet() evaluator.Packet {
-	packet := evaluator.Packet{Source: p.first.Source, Destination: p.first.Destination, Protocol: p.first.Protocol, Local: p.first.In == 0}
+	packet := evaluator.Packet{Source: p.first.Source, Destination: p.first.Destination, Protocol: p.first.Protocol, Hops: p.first.Hops, Local: p.first.In == 0}
 	if iface, err := net.InterfaceByIndex(int(p.first.In)); err == nil {
 		packet.Interface = iface.Name
 	}
