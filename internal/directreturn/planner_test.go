@@ -140,9 +140,15 @@ func TestLeaving(t *testing.T) {
 		s.change(func(p *model.ServicePort) { p.Creation = &model.Creation{Time: clock} })
 		older := *s.port
 		older.ID.Namespace, older.Creation = "zzz", &model.Creation{Time: clock.Add(-time.Hour)}
+		if news, all := s.Without(); len(news) > 0 || all != 0 {
+			t.Errorf("at first %v of %d have no grant", news, all)
+		}
 		s.Ask(older.ID, &older)
 		s.Settle()
 		s.expect("then", false, true)
+		if news, all := s.Without(); !slices.Equal(news, []model.PortID{s.port.ID}) || all != 1 {
+			t.Errorf("%v of %d are told that they have lost their grant, want %v", news, all, s.port.ID)
+		}
 	})
 	t.Run("an earlier process served it, with the gate on", func(t *testing.T) {
 		old := newOneService(t, model.TCP)

@@ -53,7 +53,7 @@ func testEventsArriveAsThoseOfKubeProxy(t *testing.T) {
 	events.MetricsServerFailed(errors.New("listen tcp :10249: taken"))
 	events.ServiceHealthFailed(metav1.NamespaceDefault, "web", errors.New("port taken"))
 	events.DirectReturnDenied(metav1.NamespaceDefault, "web", "http")
-	events.DirectReturnBlocked("device wg0 (wireguard) chooses the peer by the packet's destination")
+	events.DirectReturnBlocked("device wg0 (wireguard) may choose the tunnel by the packet's destination")
 
 	type event struct{ Kind, Name, Type, Reason, Action, Note, By string }
 	got := map[string]event{}
@@ -73,7 +73,7 @@ func testEventsArriveAsThoseOfKubeProxy(t *testing.T) {
 		},
 		"DirectReturnBlocked": {
 			"Node", thisNode, "Warning", "DirectReturnBlocked", "Program",
-			"this node forwards nothing by direct return, and masquerades: device wg0 (wireguard) chooses the peer by the packet's destination", "kube-proxy",
+			"this node forwards nothing by direct return, and masquerades: device wg0 (wireguard) may choose the tunnel by the packet's destination", "kube-proxy",
 		},
 		"FailedToStartServiceHealthcheck": {"Service", "web", "Warning", "FailedToStartServiceHealthcheck", "Listen", "port taken", "kube-proxy"},
 	}
