@@ -204,7 +204,18 @@ unit: ## unit, property, golden and network-namespace tests
 
 modules: ## the tests of deploy/ and tools/
 	cd deploy && $(CHECK) $(TEST) ./...
-	cd tools && $(CHECK) $(TEST) ./...
+	cd tools && $(CHECK) $(TEST) $(if $(BROWSER),,-short) ./...
+	@$(if $(BROWSER),,echo "NOT TESTED: ruledump's page in a browser, because none is installed (make test-page installs Chromium, 124 MB)")
+
+# A browser is not in NEEDS: it takes half a minute to install and 414 MB, and Ubuntu has no package of it.
+BROWSER = $(firstword $(foreach name,chromium chromium-browser google-chrome,$(shell command -v $(name))))
+.PHONY: test-page picture
+test-page: ## the page of `ruledump check -o html` in a headless Chromium, which it installs; part of `make test` where a browser is installed
+	@[ -n "$(BROWSER)" ] || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; }
+	cd tools && $(CHECK) $(TEST) -count=1 ./page
+
+picture: ## docs/check.png: the page of `ruledump check -o html` for the node of its tests; needs Chromium
+	cd tools && $(CHECK) $(TEST) -count=1 ./page -run '^TestPage$$/^picture' -args -picture $(abspath docs/check.png)
 
 fuzz: ## each fuzz target for a short while; `make fuzz/PACKAGE` for those of one package
 	@$(MAKE) --no-print-directory $$(grep -rl --include='*_test.go' '^func Fuzz' . | xargs -n 1 dirname | sort -u | sed 's,^\.,fuzz,')
@@ -222,7 +233,7 @@ fuzz/%: # one binary for all targets of a package
 
 golden: ## rewrite what is generated: rulesets, converted configurations, lists of metrics, ruledump's JSON Schema, tables in docs/
 	$(GO) test ./internal/testkit/flows -run '^TestGoldenRulesets$$' -update
-	$(GO) test ./internal/ruledump/verb -run '^(TestGeneratedSchema|TestOptionsInDocs)$$' -update
+	$(GO) test ./internal/ruledump/verb -run '^(TestGeneratedSchema|TestOptionsInDocs|TestCheckPage)$$' -update
 	$(GO) test ./integration -run '^TestTroubleshooting$$' -update
 	$(GO) test ./internal/config ./internal/metrics ./cmd/kube-proxy ./examples -update
 

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -87,7 +88,11 @@ func (f *outputFormat) show(w io.Writer, v View) error {
 		}
 		return err
 	case "html":
-		_, err := io.WriteString(w, v.(interface{ HTML() string }).HTML())
+		page, ok := v.(interface{ HTML() string })
+		if !ok {
+			return errors.New("-o html is for one node alone")
+		}
+		_, err := io.WriteString(w, page.HTML())
 		return err
 	}
 	return writePages(w, f.text(w, v))
