@@ -1,0 +1,121 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// proxyConfig is the configuration of every proxy: its fields are kube-proxy's.
+const proxyConfig = `apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+clientConnection: {kubeconfig: %[1]q}
+clusterCIDR: %[2]q
+hostnameOverride: %[3]q
+mode: %[4]q
+healthzBindAddress: "[::]:10256"
+metricsBindAddress: "[::]:10249"
+oomScoreAdj: 0
+conntrack: {maxPerCore: 0, min: 0}
+`
+
+// health is where every proxy answers probes.
+const healthPort = "10256"
+
+// contender is a proxy that can serve a node.
+type contender struct{ binary, mode string }
+
+func (o options) contender(name string) (contender, error) {
+	switch name {
+	case "nftproxy":
+		return contender{filepath.Join(o.binaries, "kube-proxy"), "nftables"}, nil
+	case "kube-proxy":
+		return contender{filepath.Join(o.programs, "kube-proxy"), "nftables"}, nil
+	case "kube-proxy-iptables":
+		return contender{filepath.Join(o.programs, "kube-proxy"), "iptables"}, nil
+	}
+	return contender{}, fmt.Errorf("--proxy %q is none of %v", name, contenders)
+}
+
+// changeProxy is the command of this name.
+func (o options) changeProxy(ctx context.Context) error {
+	c, err := o.load()
+	if err != nil {
+		return err
+	}
+	if err := o.complete(ctx); err != nil {
+		return err
+	}
+	c.programs = o.programs
+	return c.setProxy(ctx, o, o.proxy)
+}
+
+// setProxy has a proxy serve all nodes, one node after the other. A proxy that serves one already is started again.
+func (c *cluster) setProxy(ctx context.Context, o options, name string) error {
+	for i := range c.Nodes {
+		if err := c.setProxyOf(ctx, o, &c.Nodes[i], name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *cluster) setProxyOf(ctx context.Context, o options, n *node, name string) error {
+	n.Proxy.end(30 * time.Second)
+	n.Contender, n.Proxy = name, processID{}
+	if name == "none" {
+		return c.save()
+	}
+	p, err := o.contender(name)
+	if err != nil {
+		return err
+	}
+	config := filepath.Join(c.nodeDir(*n), "proxy.yaml")
+	if err := os.WriteFile(config, fmt.Appendf(nil, proxyConfig, c.kubeconfig("kube-proxy"), podRanges, n.Name, p.mode), 0o644); err != nil {
+		return err
+	}
+	if n.Proxy, err = n.place().background(c.logs(), program(p.binary, "--config="+config)); err != nil {
+		return err
+	}
+	if err := c.save(); err != nil {
+		return err
+	}
+	return await(ctx, n.Name+": "+name+" is healthy", func() error {
+		if !n.Proxy.alive() {
+			return errEnded
+		}
+		return c.probe(ctx, n.addrs()[0].Addr().String(), healthPort)
+	})
+}
+
+// probe asks a health endpoint from the machine, as load balancers do.
+func (c *cluster) probe(ctx context.Context, host, port string) error {
+	client := http.Client{Timeout: time.Second, Transport: &http.Transport{DialContext: c.machine().dial, DisableKeepAlives: true}}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+net.JoinHostPort(host, port)+"/healthz", nil)
+	if err != nil {
+		return err
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return err
+	}
+	response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", request.URL, response.Status)
+	}
+	return nil
+}
+
+// deadProxies names the nodes whose proxy has ended by itself.
+func (c *cluster) deadProxies() (names []string) {
+	for _, n := range c.Nodes {
+		if n.Proxy.PID != 0 && !n.Proxy.alive() {
+			names = append(names, n.Name)
+		}
+	}
+	return names
+}
