@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// specTimeout bounds a part: a spec that hangs must not hold up a night.
-const partTimeout = 40 * time.Minute
+// partTimeout bounds a part: a spec that hangs must not hold up the others.
+const partTimeout = 20 * time.Minute
 
 // run makes a cluster, runs the suite in it, and removes the cluster.
 func (o options) run(ctx context.Context) error {
@@ -81,17 +81,22 @@ func (o options) runSuite(ctx context.Context, c *cluster) error {
 		}
 		progress("%s: %s", p.name, result.summary())
 		r.parts = append(r.parts, result)
+		if err := o.writePage(&r); err != nil { // what has run is reported, whatever becomes of the rest
+			return err
+		}
 	}
 	r.ended = c.deadProxies()
 	if err := o.judge(ctx, c, &r, known); err != nil {
 		return err
 	}
-	if o.page != "" {
-		if err := os.WriteFile(o.page, []byte(r.page()), 0o644); err != nil {
-			return err
-		}
+	return errors.Join(o.writePage(&r), r.verdict())
+}
+
+func (o options) writePage(r *report) error {
+	if o.page == "" {
+		return nil
 	}
-	return r.verdict()
+	return os.WriteFile(o.page, []byte(r.page()), 0o644)
 }
 
 // judge runs what failed once more, with Kubernetes' own proxy.
