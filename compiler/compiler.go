@@ -47,6 +47,15 @@ func (c *Compiler) Apply(changes *model.Changes) []Conflict {
 	return conflicts
 }
 
+// Contested returns the number of frontends that more than one Service port claims now. A node port counts for each IP
+// family.
+func (c *Compiler) Contested() (n int) {
+	for _, f := range c.served() {
+		n += len(f.claims.contested)
+	}
+	return n
+}
+
 func (c *Compiler) served() []*family {
 	if c.config.IPv4Only {
 		return c.families[:1]

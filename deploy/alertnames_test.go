@@ -44,7 +44,7 @@ func alerts(t *testing.T) (out []monitoringv1.Rule) {
 func testAlertsTellOfLastingTrouble(t *testing.T) {
 	for _, metric := range []string{
 		"kubeproxy_watch_failing", "kubeproxy_node_missing", "kubeproxy_nftables_diverged", "kubeproxy_other_modes_leftovers",
-		"kubeproxy_losses_held",
+		"kubeproxy_losses_held", "kubeproxy_unanswered_endpoints", "kubeproxy_contested_addresses", "kubeproxy_detect_local_unfit",
 	} {
 		if !slices.ContainsFunc(alerts(t), func(rule monitoringv1.Rule) bool { return strings.Contains(rule.Expr.String(), metric+"{") }) {
 			t.Errorf("no alert asks for %s", metric)

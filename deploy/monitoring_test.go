@@ -70,6 +70,7 @@ type dashboard struct {
 	}
 	Panels []struct {
 		ID      int
+		Type    string
 		Title   string
 		GridPos struct{ X, Y, W, H int }
 		Targets []struct{ Expr, LegendFormat string }
@@ -99,7 +100,7 @@ func TestDashboard(t *testing.T) {
 func testDashboardAsksForWhatTheProgramHas(t *testing.T) {
 	known := knownMetrics(t)
 	for _, panel := range readDashboard(t).Panels {
-		if len(panel.Targets) == 0 {
+		if len(panel.Targets) == 0 && panel.Type != "row" {
 			t.Errorf("panel %q asks for nothing", panel.Title)
 		}
 		for _, target := range panel.Targets {

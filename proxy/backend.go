@@ -74,6 +74,9 @@ type Hooks struct {
 	OnDiverged func(bool)
 	// OnRepair is called after the tables were repaired: after an external change, or after a failed commit.
 	OnRepair func()
+	// OnContested is called in each Sync with the addresses that several Service ports claim: those that are new or have other
+	// claimants than before, and the number of all.
+	OnContested func(news []compiler.Conflict, all int)
 	// OnWithoutDirectReturn is called in each Sync with the Service ports that ask for direct return and have none because of
 	// a limit: those of which it was not called yet, and the number of all.
 	OnWithoutDirectReturn func(news []model.PortID, all int)
@@ -150,6 +153,9 @@ func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 	for _, c := range conflicts {
 		logger.Info("Several Services claim the same address; only one gets it",
 			"address", c.Frontend, "owner", c.Owner.ServicePortName(), "others", portNames(c.Others))
+	}
+	if b.hooks.OnContested != nil {
+		b.hooks.OnContested(conflicts, b.compiler.Contested())
 	}
 	ids, all := b.compiler.WithoutDirectReturn()
 	if b.hooks.OnWithoutDirectReturn != nil {
@@ -258,6 +264,21 @@ func (b *Backend) hasEndpoints(family model.Family, protocol model.Protocol, add
 	defer b.mu.Unlock()
 	owner := b.compiler.Owner(family, protocol, addr, port)
 	return owner != nil && len(owner.Cluster)+len(owner.Local) > 0
+}
+
+// EndpointOf returns the Service port that the address which a flow dialed belongs to, or the node port of its number, if
+// the flow's server is an endpoint of it. It holds up a Sync for one lookup.
+func (b *Backend) EndpointOf(f conntrack.Flow) (id model.PortID, found bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	is := func(e model.Endpoint) bool { return e.AddrPort == f.Server }
+	for _, addr := range []netip.Addr{f.Dialed.Addr(), {}} {
+		owner := b.compiler.Owner(model.FamilyOf(f.Dialed.Addr()), model.Protocol(f.Protocol), addr, f.Dialed.Port())
+		if owner != nil && (slices.ContainsFunc(owner.Cluster, is) || slices.ContainsFunc(owner.Local, is)) {
+			return owner.ID, true
+		}
+	}
+	return id, false
 }
 
 // Tables returns the wanted rulesets, IPv4 first. They are valid until the next Sync, and must not be modified.

@@ -134,6 +134,14 @@ func hooks(h *health.Proxy, events *node.Events) proxy.Hooks {
 		OnExternalChange: metrics.CountForeignChange,
 		OnRepair:         metrics.CountRepair,
 		OtherRules:       otherModes,
+		OnContested: func(news []compiler.Conflict, all int) {
+			metrics.SetContestedAddresses(all)
+			for _, c := range news {
+				for _, id := range c.Others {
+					events.AddressContested(id.Namespace, id.Service, id.Port, c.Frontend, c.Owner.ServicePortName())
+				}
+			}
+		},
 		OnWithoutDirectReturn: func(news []model.PortID, all int) {
 			metrics.SetDirectReturnDenied(all)
 			for _, id := range news {

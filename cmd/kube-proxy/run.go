@@ -113,6 +113,7 @@ func newParts(ctx context.Context, o *options, compilerConfig compiler.Config, c
 		return nil, err
 	}
 	p.backend.RemoveStaleFlows(p.flows)
+	metrics.ShowConntrack(p.flows.Conn())
 	if compilerConfig.CountServices || compilerConfig.CountRefused {
 		p.counts = metrics.NewServiceCounts(conn, p.backend.View)
 		metrics.ShowServiceCounts(p.counts)
@@ -229,6 +230,8 @@ func (p *parts) serve(ctx context.Context, o *options) error {
 	}
 	beside(p.backend.Watch)
 	beside(p.flows.Run)
+	beside(func(ctx context.Context) { watchDetectLocal(ctx, p.detectLocal) })
+	beside(func(ctx context.Context) { watchSilentEndpoints(ctx, p.flows.Conn(), p.backend.EndpointOf) })
 	if p.counts != nil {
 		beside(p.counts.Run)
 	}

@@ -16,6 +16,7 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 
 	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/conntrack"
 	"github.com/nftproxy/nftproxy/internal/metrics"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
@@ -57,6 +58,12 @@ func everything() {
 	metrics.SetLeftovers("ipvs", 1)
 	metrics.SetDraining(3, 20, 2)
 	metrics.SetLeftoversConflict(true)
+	if table, err := conntrack.Dial(0); err == nil {
+		metrics.ShowConntrack(table)
+	}
+	metrics.SetContestedAddresses(1)
+	metrics.SetDetectLocalUnfit(true)
+	metrics.SetUnansweredEndpoints(1)
 	metrics.SetNodeLocalWatchers(1)
 	metrics.ObserveNodeLocalBatch(true, 1, time.Millisecond)
 	metrics.CountNodeLocalRefused("streams")

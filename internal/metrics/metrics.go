@@ -43,7 +43,7 @@ var serverMetrics = []metrics.Registerable{
 func Register() {
 	register.Do(func() {
 		legacyregistry.MustRegister(all...)
-		legacyregistry.CustomMustRegister(trackerCollector, serviceCollector)
+		legacyregistry.CustomMustRegister(trackerCollector, serviceCollector, conntrackCollector, unansweredCollector)
 		startServerAtZero()
 		for _, counter := range []*metrics.CounterVec{syncFailures, cleanupFailures, conntrackDeleted, conntrackFailures, localhostListenFailures} {
 			eachFamily(func(family string) { counter.WithLabelValues(family) })

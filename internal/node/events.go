@@ -99,6 +99,15 @@ func (e *Events) DirectReturnDenied(namespace, service, port string) {
 	}
 }
 
+// AddressContested posts that a Service port does not get one of its addresses, because another has it.
+func (e *Events) AddressContested(namespace, service, port, address, owner string) {
+	if e != nil {
+		about := corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: namespace, Name: service}
+		e.post(about, corev1.EventTypeWarning, "AddressContested", "Program",
+			fmt.Sprintf("port %q gets no packets to %s, which %s claims too and gets", port, address, owner))
+	}
+}
+
 // DirectReturnBlocked says that the node forwards no packets by direct return.
 func (e *Events) DirectReturnBlocked(obstacle string) {
 	if e != nil {

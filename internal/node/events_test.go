@@ -53,11 +53,12 @@ func testEventsArriveAsThoseOfKubeProxy(t *testing.T) {
 	events.MetricsServerFailed(errors.New("listen tcp :10249: taken"))
 	events.ServiceHealthFailed(metav1.NamespaceDefault, "web", errors.New("port taken"))
 	events.DirectReturnDenied(metav1.NamespaceDefault, "web", "http")
+	events.AddressContested(metav1.NamespaceDefault, "web", "http", "192.0.2.10:80/TCP", "shop/first:http")
 	events.DirectReturnBlocked("device wg0 (wireguard) may choose the tunnel by the packet's destination")
 
 	type event struct{ Kind, Name, Type, Reason, Action, Note, By string }
 	got := map[string]event{}
-	for _, e := range posted(t, server, 6) {
+	for _, e := range posted(t, server, 7) {
 		got[e.Reason] = event{e.Regarding.Kind, e.Regarding.Name, e.Type, e.Reason, e.Action, e.Note, e.ReportingController}
 		if e.EventTime.IsZero() || !strings.HasPrefix(e.ReportingInstance, "kube-proxy-") {
 			t.Errorf("%s: event time %v, reporting instance %q", e.Reason, e.EventTime, e.ReportingInstance)
@@ -70,6 +71,10 @@ func testEventsArriveAsThoseOfKubeProxy(t *testing.T) {
 		"DirectReturnDenied": {
 			"Service", "web", "Warning", "DirectReturnDenied", "Program",
 			`port "http" has no direct return, because of the limits of addresses and endpoints: its external clients are masqueraded`, "kube-proxy",
+		},
+		"AddressContested": {
+			"Service", "web", "Warning", "AddressContested", "Program",
+			`port "http" gets no packets to 192.0.2.10:80/TCP, which shop/first:http claims too and gets`, "kube-proxy",
 		},
 		"DirectReturnBlocked": {
 			"Node", thisNode, "Warning", "DirectReturnBlocked", "Program",

@@ -348,7 +348,11 @@ func (p *preflight) checkDetectLocal() {
 			return // a warning of the settings
 		}
 		networks := p.podNetworks()
-		if i := slices.IndexFunc(networks, func(n netip.Prefix) bool { return !leadsInto(n) }); i >= 0 {
+		reached := func(n netip.Prefix) bool {
+			leads, err := nodeaddr.LeadsInto(n)
+			return leads || err != nil
+		}
+		if i := slices.IndexFunc(networks, func(n netip.Prefix) bool { return !reached(n) }); i >= 0 {
 			problem = fmt.Sprintf("no route or address of this node is in %s", networks[i])
 		}
 	}
@@ -363,22 +367,6 @@ func (p *preflight) checkDetectLocal() {
 
 func (p *preflight) hasInterface(match func(name string) bool) bool {
 	return slices.ContainsFunc(p.interfaces, func(i describedInterface) bool { return match(i.Name) })
-}
-
-// leadsInto reports whether the node has a route into a network; each of its own addresses has one.
-func leadsInto(network netip.Prefix) bool {
-	family := netlink.FAMILY_V4
-	if network.Addr().Is6() {
-		family = netlink.FAMILY_V6
-	}
-	routes, err := netlink.RouteListFiltered(family, &netlink.Route{}, netlink.RT_FILTER_TABLE) // of every table
-	return err != nil || slices.ContainsFunc(routes, func(r netlink.Route) bool {
-		if r.Dst == nil {
-			return false
-		}
-		to, err := netip.ParsePrefix(r.Dst.String())
-		return err == nil && to.Bits() > 0 && to.Overlaps(network)
-	})
 }
 
 // checkPorts looks for programs that listen where the proxy serves its health and its metrics.

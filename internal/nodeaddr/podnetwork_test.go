@@ -1,0 +1,23 @@
+package nodeaddr
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/nftproxy/nftproxy/internal/testkit/netns"
+)
+
+func TestLeadsInto(t *testing.T) {
+	netns.EnterForTest(t)
+	script(t, uplinkOfNode+`
+ip route add 10.244.2.0/24 dev eth0 table 77
+ip addr add fd00:10:244:1::1/64 dev eth0 nodad`)
+	for network, want := range map[string]bool{
+		"192.0.2.0/28": true, "10.244.0.0/16": true, "10.244.2.7/32": true, "fd00:10:244::/56": true,
+		"10.1.0.0/16": false, "fd00:10:1::/56": false,
+	} {
+		if got, err := LeadsInto(netip.MustParsePrefix(network)); got != want || err != nil {
+			t.Errorf("%s: %v, %v; want %v", network, got, err, want)
+		}
+	}
+}
