@@ -244,6 +244,14 @@ func testRuledumpWatch(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, p.Output())
 		}
 	}
+	// This process outlives its commit, so its parent is known; nft may have ended.
+	parent, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", os.Getppid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := fmt.Sprintf("integration.tes (pid %d), started by %s (pid %d)", os.Getpid(), strings.TrimSpace(string(parent)), os.Getppid()); !strings.Contains(p.Output(), want) {
+		t.Errorf("no %q in\n%s", want, p.Output())
+	}
 	if strings.Contains(p.Output(), "other") {
 		t.Errorf("tells of another table:\n%s", p.Output())
 	}

@@ -23,7 +23,9 @@ func newWatchCommand() *cobra.Command {
 		Use:   "watch [--refused [NAME]]",
 		Short: "Tell of each change to the proxy's tables, or of each refused packet, as it happens",
 		Long: `watch prints each commit that changes the proxy's tables as the kernel announces it: when it
-was, which process made it, whether that was the proxy, and what changed. It ends with Ctrl-C.
+was, which process made it, what started that process and in which unit or container it runs (as
+far as /proc still has the process), whether it was the proxy, and what changed. It ends with
+Ctrl-C.
 It needs CAP_NET_ADMIN.
 
 While it runs, everybody on this machine pays, in all network namespaces: the kernel describes
@@ -112,9 +114,10 @@ type change struct {
 	// Process: the name of the process that committed, at most 15 bytes; without pid, of its thread
 	Process string `json:"process"`
 	// PID is absent if the process has ended, or if /proc is not that of the initial PID namespace.
-	PID     uint32 `json:"pid,omitempty"`
-	TID     uint32 `json:"tid"`     // the id of the thread that committed, in the initial PID namespace
-	Foreign bool   `json:"foreign"` // the process does not have the proxy's name
+	PID uint32 `json:"pid,omitempty"`
+	TID uint32 `json:"tid"` // the id of the thread that committed, in the initial PID namespace
+	committer
+	Foreign bool `json:"foreign"` // the process does not have the proxy's name
 	// Lost: parts of commits were lost, because they were larger than a socket holds
 	Lost   bool           `json:"lost,omitempty"`
 	Counts map[string]int `json:"counts"` // added and deleted parts by kind, such as "+element"
@@ -154,6 +157,7 @@ func watch(ctx context.Context, conn *nft.Conn, o watchOptions, begun func(), te
 			return err
 		}
 		c.Time, c.Generation, c.Process, c.PID, c.TID, c.Lost = time.Now().UTC(), commit.Generation, commit.Process, commit.PID, commit.TID, commit.Lost
+		c.committer = findCommitter(c.PID)
 		c.Foreign = !commit.Lost && commit.Process != o.proxy
 		if len(c.Counts) == 0 && !c.Lost {
 			continue
@@ -187,7 +191,7 @@ func (c *change) collect(ctx context.Context, m *nft.Monitor, table string, maxP
 
 // Text implements View.
 func (c *change) Text(p *Page) {
-	who := nft.Event{Process: c.Process, PID: c.PID, TID: c.TID}.Who()
+	who := nft.Event{Process: c.Process, PID: c.PID, TID: c.TID}.Who() + c.committer.text()
 	switch {
 	case c.Lost:
 		who = "unknown: announcements were lost"
