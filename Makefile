@@ -83,9 +83,9 @@ kubernetes: ## Kubernetes' own programs that bin/kubernetes/VERSION lacks; 20 mi
 kubernetes/%:
 	$(GO) run ./hack/kubernetes -go $(GO) -o $(BIN)/kubernetes $*
 
-demo: build ## the main job, in network namespaces that it makes and removes
+demo: build ## the main job, in network namespaces that it makes and removes; with KEEP=1 they stay until Ctrl-C
 	$(BUILD) -o $(BIN)/demo ./hack/demo
-	$(BIN)/demo
+	$(BIN)/demo $(if $(KEEP),-keep)
 
 .PHONY: demo-direct-return
 demo-direct-return: build ## connections outlive nodes, in network namespaces that it makes and removes; needs root and bird

@@ -186,7 +186,7 @@ func testRuledumpWithoutPermission(t *testing.T) {
 func testRuledumpWithoutTables(t *testing.T) {
 	l := lab.ForTest(t)
 	lab.Nft(t, l.Node, "", "add", "table", "ip", "filter") // another program's does not count
-	const want = "ruledump: the kernel has no table ip kube-proxy or ip6 kube-proxy in this network namespace: see whether the proxy runs, and whether this is the node's own namespace\n"
+	const want = "ruledump: the kernel has no table ip kube-proxy or ip6 kube-proxy in this network namespace, and no other mode of kube-proxy has rules: see whether the proxy runs, and whether this is the node's own namespace\n"
 	run := func(args ...string) (status int, output string) {
 		p := lab.Start(t, l.Node, "ruledump", args...)
 		_ = p.Wait() // the status says it

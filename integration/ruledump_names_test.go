@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -143,4 +145,44 @@ func serveConfigz(t *testing.T, h *lab.Host, kubeconfig string) {
 	served := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, text) })}
 	t.Cleanup(func() { served.Close() })
 	go func() { _ = served.Serve(listener) }()
+}
+
+// The settings of kube-proxy's file say the Node's name and how to reach the cluster, so the Node's own address is known.
+func TestPreflightReadsTheFile(t *testing.T) {
+	t.Parallel()
+	l := lab.ForTest(t)
+	server, kubeconfig := lab.APIServer(t, l.Node)
+	lab.Upload(t, server, exampleManifests)
+	lab.Nft(t, l.Node, "table ip nat { chain KUBE-SERVICES { }; chain KUBE-MARK-MASQ { }; }\ntable ip filter { chain KUBE-FIREWALL { }; }\n", "-f", "-")
+	file := filepath.Join(t.TempDir(), "config.conf")
+	look := func(more string) verb.Preflight {
+		text := "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: iptables\nclusterCIDR: 10.244.0.0/16\n" + more
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		p := lab.StartCommand(t, l.Node, exec.Command(lab.Binary(t, "ruledump"), "preflight", "-o=json", "--from-config", file))
+		_ = p.Wait() // the status says that there are findings
+		var answer verb.Preflight
+		if err := json.Unmarshal([]byte(p.Output()), &answer); err != nil {
+			t.Fatalf("%v\n%s", err, p.Output())
+		}
+		return answer
+	}
+	named := look(fmt.Sprintf("hostnameOverride: Node-1\nclientConnection: {kubeconfig: %q}\n", kubeconfig))
+	text := verb.TextOf(&named, "text")
+	if named.Node != "node-1" || strings.Contains(text, "192.168.0.1,") || strings.Contains(text, "Services were not looked at") {
+		t.Errorf("of %s:\n%s", named.Node, text)
+	}
+	if !strings.Contains(text, "node ports answer now on 127.0.0.1") || !strings.Contains(text, "chains of the kubelet stay: KUBE-FIREWALL") {
+		t.Errorf("no finding about node ports, or about KUBE-FIREWALL:\n%s", text)
+	}
+	away := look("hostnameOverride: node-1\nclientConnection: {kubeconfig: /nowhere/kubeconfig}\n")
+	if text := verb.TextOf(&away, "text"); !strings.Contains(text, "the cluster was not looked at: clientConnection.kubeconfig: ") || !strings.Contains(text, "Services were not looked at") {
+		t.Error(text)
+	}
+	p := lab.Start(t, l.Node, "ruledump", "services")
+	_ = p.Wait() // the output says it
+	if want := "and kube-proxy's mode iptables has rules ("; !strings.Contains(p.Output(), want) {
+		t.Errorf("no %q in %s", want, p.Output())
+	}
 }

@@ -494,7 +494,7 @@ var (
 	expires = regexp.MustCompile(`for 10\d\d\d s more`)
 	// flush is the commit that deletes the tables, in the output of watch.
 	flush      = regexp.MustCompile(`(?m)^.*-table 2\n(  .*\n)*`)
-	commit     = regexp.MustCompile(`\S+ generation \d+ by (.*) \((?:pid|thread) \d+\)`)
+	commit     = regexp.MustCompile(`\S+ generation \d+ by (.*?) \((?:pid|thread) \d+\)(?:, started by [^:]* \(pid \d+\))?(?:, in [^:]*)?:`)
 	left       = regexp.MustCompile(`expires 2h59m\S+`)
 	timestamp  = regexp.MustCompile(`generation \d+ at \S+`)
 	port       = regexp.MustCompile(`\b(198\.51\.100\.[78]|10\.244\.1\.250):[3456]\d{4}\b`)
@@ -514,7 +514,7 @@ func thisHost() string {
 func stable(text string) string {
 	text = abandoned.ReplaceAllString(text, "")
 	text = expires.ReplaceAllString(text, "for 10799 s more")
-	text = commit.ReplaceAllString(text, "2026-11-22T03:00:00.579634336Z generation 3 by $1 (pid 19914)")
+	text = commit.ReplaceAllString(text, "2026-11-22T03:00:00.579634336Z generation 3 by $1 (pid 19914):")
 	text = left.ReplaceAllString(text, "expires 2h59m59s")
 	text = timestamp.ReplaceAllString(text, "generation 2 at 2026-11-22T03:00:00Z")
 	text = port.ReplaceAllString(text, "$1:40000")

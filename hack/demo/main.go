@@ -28,8 +28,9 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	record := flag.String("record", "", "draw the run as an animated SVG into this `file`, too")
+	keep := flag.Bool("keep", false, "leave the namespaces until Ctrl-C, and say how to enter them")
 	flag.Parse()
-	if err := start(ctx, *record); err != nil {
+	if err := start(ctx, *record, *keep); err != nil {
 		if ctx.Err() != nil {
 			err = errors.New("interrupted, everything is removed")
 		}
@@ -42,7 +43,7 @@ func main() {
 }
 
 // start runs the demo here if this process may, else in a user namespace.
-func start(ctx context.Context, record string) error {
+func start(ctx context.Context, record string, keep bool) error {
 	programs, err := findPrograms()
 	if err != nil {
 		return err
@@ -65,7 +66,11 @@ func start(ctx context.Context, record string) error {
 	}
 	defer l.Close()
 	if record == "" {
-		return run(ctx, l, programs, os.Stdout)
+		err := run(ctx, l, programs, os.Stdout)
+		if err == nil && keep {
+			keepUntil(ctx, l, programs, os.Stdout)
+		}
+		return err
 	}
 	r := &recording{}
 	if err := run(ctx, l, programs, io.MultiWriter(os.Stdout, r)); err != nil {

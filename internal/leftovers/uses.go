@@ -19,6 +19,8 @@ type Others struct {
 	Drops []Drop
 	// Tables are the tables of nf_tables and of iptables-legacy, such as "ip nat".
 	Tables []string
+	// Kubelet are the names of the kubelet's chains, each once.
+	Kubelet []string
 	// Chains are the names of all chains, without their tables, except the chains of kube-proxy and of the kubelet.
 	Chains []string
 }
@@ -85,7 +87,13 @@ func (o *Others) findNFT(ctx context.Context, bits uint32, own string) error {
 
 // addChain reports whether a chain is another program's.
 func (o *Others) addChain(name string) bool {
-	if isRemovable(name) || slices.Contains(kubeletChains, name) {
+	switch {
+	case isRemovable(name):
+		return false
+	case slices.Contains(kubeletChains, name):
+		if !slices.Contains(o.Kubelet, name) {
+			o.Kubelet = append(o.Kubelet, name)
+		}
 		return false
 	}
 	o.Chains = append(o.Chains, name)

@@ -4,9 +4,11 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/internal/leftovers"
 	"github.com/nftproxy/nftproxy/internal/nodeaddr"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/sysctl"
@@ -44,10 +46,33 @@ func FromKernel(ctx context.Context, conn *nft.Conn, serviceProxyName string, cl
 	return s, err
 }
 
-// NeedTables returns an error if the snapshot has no table.
-func (s *Snapshot) NeedTables() error {
+// NeedTables returns an error if the snapshot has no table. It names the mode of kube-proxy whose rules are there instead.
+func (s *Snapshot) NeedTables(ctx context.Context) error {
 	if len(s.Tables) > 0 {
 		return nil
 	}
-	return fmt.Errorf("the kernel has no table ip %s or ip6 %[1]s in this network namespace: see whether the proxy runs, and whether this is the node's own namespace", compiler.TableNameFor(s.ServiceProxyName))
+	return fmt.Errorf("the kernel has no table ip %s or ip6 %[1]s in this network namespace, %s: see whether the proxy runs, and whether this is the node's own namespace",
+		compiler.TableNameFor(s.ServiceProxyName), otherMode(ctx))
+}
+
+// otherMode says which other mode of kube-proxy has left rules.
+func otherMode(ctx context.Context) string {
+	found, err := leftovers.Find(ctx)
+	kinds := map[leftovers.Kind]leftovers.Leftover{}
+	for _, l := range found {
+		kinds[l.Kind] = l
+	}
+	for _, kind := range []leftovers.Kind{leftovers.IPVS, leftovers.NFT, leftovers.Legacy} {
+		l, has := kinds[kind]
+		switch {
+		case has && kind == leftovers.IPVS:
+			return fmt.Sprintf("and kube-proxy's mode ipvs has rules (%s)", l.Example)
+		case has:
+			return fmt.Sprintf("and kube-proxy's mode iptables has rules (%s, such as %s)", kind, l.Example)
+		}
+	}
+	if err != nil {
+		return "and whether kube-proxy's other modes have rules is not known: " + strings.ReplaceAll(err.Error(), "\n", "; ")
+	}
+	return "and no other mode of kube-proxy has rules"
 }

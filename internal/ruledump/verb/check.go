@@ -148,7 +148,7 @@ func newCheck(ctx context.Context, s *ruledump.Snapshot, filter Filter, progress
 		return nil, err
 	}
 	e := newChecker(s, frontends)
-	if err := s.NeedTables(); err != nil {
+	if err := s.NeedTables(ctx); err != nil {
 		e.fact(levelBroken, "the kernel has no table of the proxy", err.Error(), "ruledump watch; kubectl -n kube-system get pods -o wide")
 	}
 	e.walk(ctx, progress)

@@ -81,7 +81,7 @@ func diff(cmd *cobra.Command, from *source) (*Difference, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := actual.NeedTables(); err != nil {
+	if err := actual.NeedTables(cmd.Context()); err != nil {
 		fmt.Fprintln(cmd.ErrOrStderr(), "ruledump:", err)
 	}
 	d, err := Diff(wanted, actual)

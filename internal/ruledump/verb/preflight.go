@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -32,7 +33,8 @@ says what will change for this cluster: what it saw, why that matters, and what 
 
 The settings are those of the file that kube-proxy has (--from-config). Without it, preflight
 looks for a kube-proxy that runs in this network namespace, and reads the file that its command
-line names. With --kubeconfig or --manifests it looks at the Services too.
+line names. With --kubeconfig or --manifests, or by the kubeconfig that the file names, it looks
+at the Services too.
 
 It needs CAP_NET_ADMIN. As the proxy does when it starts, it asks the kernel for each feature,
 with transactions that end by deleting what they made; it changes nothing else.
@@ -89,7 +91,7 @@ first, 2 if preflight itself failed, and 3 if the swap would fail.
 		"look at the Services of a cluster too, which are listed once and not changed")
 	flags.StringVar(&p.manifests, "manifests", "",
 		"look at the Services in this directory of manifests, or in one such file, too")
-	flags.StringVar(&p.node, "node", "", "name of the Node; by default the host name")
+	flags.StringVar(&p.node, "node", "", "name of the Node; by default the running kube-proxy's, the hostnameOverride of its file, or the host name")
 	flags.BoolVar(&collects, "collect", false, "read what other nodes printed with -o json, from files, or - for standard input")
 	flags.BoolVar(&stay, "stay", false, "print, and wait until the process is told to end: for a DaemonSet, whose pods start again when they end")
 	for _, name := range []string{"from-config", "kubeconfig", "manifests"} {
@@ -217,23 +219,17 @@ func (p *preflight) run(ctx context.Context) (*Preflight, error) {
 	p.out = Preflight{
 		nodeDocument: nodeDocument{document: documentOf("Preflight"), Node: p.node}, Verdict: levelGo, Findings: []finding{},
 	}
-	if p.node == "" {
-		p.out.NodeSource = ruledump.NodeFromHost
-		p.out.Node, _ = os.Hostname() // only shown, and the name of the Node in most clusters
-	}
 	if p.conn, p.err = nft.Dial(nft.Config{}); p.err != nil {
 		return nil, p.err
 	}
 	defer p.conn.Close()
 	p.running = runningProxies()
-	if p.interfaces, p.err = interfaces(); p.err == nil {
-		p.loadObjects()
-	}
+	p.interfaces, p.err = interfaces()
 	for _, c := range []struct {
 		name string
 		look func()
 	}{
-		{"config", p.checkConfig}, {"running", p.checkRunning}, {"kernel", p.checkKernel}, {"tables", p.checkTables},
+		{"config", p.checkConfig}, {"node", p.findNode}, {"running", p.checkRunning}, {"kernel", p.checkKernel}, {"tables", p.checkTables},
 		{"leftovers", p.checkLeftovers}, {"ports", p.checkPorts}, {"mode", p.checkMode}, {"node-ports", p.checkNodePorts},
 		{"ipvs", p.checkIPVS}, {"rules", p.checkRules}, {"mark", p.checkMark}, {"firewall", p.checkFirewall},
 		{"neighbours", p.checkNeighbours}, {"detect-local", p.checkDetectLocal}, {"sysctls", p.checkSysctls},
@@ -249,13 +245,70 @@ func (p *preflight) run(ctx context.Context) (*Preflight, error) {
 	return &p.out, p.err
 }
 
+// findNode finds the Node's name, if --node does not give it, and loads the objects.
+func (p *preflight) findNode() {
+	if p.node == "" {
+		p.out.Node, p.out.NodeSource = p.nodeName()
+	}
+	p.loadObjects()
+}
+
+// nodeName returns the name under which the running kube-proxy knows its Node, or else that of the file, or of the host.
+func (p *preflight) nodeName() (name, from string) {
+	if proxy, err := ruledump.RunningProxy(p.ctx, ruledump.ProxyAddress); err == nil {
+		return proxy.Node, ruledump.NodeFromProxy
+	}
+	for _, r := range p.running {
+		name = cmp.Or(name, r.hostname)
+	}
+	if p.settings != nil {
+		name = cmp.Or(name, p.settings.Config.HostnameOverride)
+	}
+	if name = strings.ToLower(strings.TrimSpace(name)); name != "" {
+		return name, ruledump.NodeFromProxy
+	}
+	name, _ = os.Hostname() // only shown, and the name of the Node in most clusters
+	return name, ruledump.NodeFromHost
+}
+
+// fileKubeconfig returns the path by which this process can open the kubeconfig that the file names; empty for none.
+func (p *preflight) fileKubeconfig() string {
+	if p.settings == nil || p.settings.Config.ClientConnection.Kubeconfig == "" {
+		return ""
+	}
+	path := p.settings.Config.ClientConnection.Kubeconfig
+	if p.config == "" && filepath.IsAbs(path) {
+		for _, r := range p.running {
+			if r.config != "" {
+				return filepath.Join("/proc", r.pid, "root", path)
+			}
+		}
+	}
+	return path
+}
+
+// loadOfFile loads the objects by the kubeconfig that the file names. A cluster that does not answer is no error, because
+// the user did not ask for it.
+func (p *preflight) loadOfFile(kubeconfig string) {
+	ctx, cancel := context.WithTimeout(p.ctx, namesPatience)
+	defer cancel()
+	objects, err := ruledump.ClusterObjects(ctx, kubeconfig, p.out.Node)
+	if err != nil {
+		p.fine("the cluster was not looked at: clientConnection.kubeconfig: "+err.Error(), "", "give --kubeconfig and --node")
+		return
+	}
+	p.objects = objects
+}
+
 func (p *preflight) loadObjects() {
-	switch {
+	switch file := p.fileKubeconfig(); {
 	case p.kubeconfig != "":
 		p.objects, p.err = ruledump.ClusterObjects(p.ctx, p.kubeconfig, p.out.Node)
 	case p.manifests != "":
 		p.objects = new(manifests.Objects)
 		*p.objects, p.err = manifests.Load(p.manifests)
+	case file != "":
+		p.loadOfFile(file)
 	}
 }
 

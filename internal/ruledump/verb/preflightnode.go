@@ -34,7 +34,7 @@ type runningProxy struct {
 	pid  string
 	args []string
 	// config and mode are the values of flags; empty if they are not there.
-	config, mode string
+	config, mode, hostname string
 }
 
 // runningProxies finds the processes in /proc. A container's /proc does not show processes outside of it.
@@ -58,6 +58,7 @@ func runningProxies() (found []runningProxy) {
 		flags.ParseErrorsAllowlist.UnknownFlags = true
 		flags.StringVar(&r.config, "config", "", "")
 		flags.StringVar(&r.mode, "proxy-mode", "", "")
+		flags.StringVar(&r.hostname, "hostname-override", "", "")
 		_ = flags.Parse(r.args) // it runs, so what it needs of them is valid
 		found = append(found, r)
 	}

@@ -271,7 +271,7 @@ func (r *refusals) tick(ctx context.Context) error {
 		r.earliest, r.check = time.Now().Add(pause), time.Now().Add(max(refreshEvery, pause))
 	}()
 	fresh, err := rereadKernel(ctx, r.conn, r.rules)
-	if err != nil || fresh == r.rules || fresh.NeedTables() != nil {
+	if err != nil || fresh == r.rules || len(fresh.Tables) == 0 {
 		return err // without tables, somebody is making them anew
 	}
 	tables, err := r.renew(fresh)

@@ -249,7 +249,7 @@ func (s *source) open(cmd *cobra.Command) (*ruledump.Snapshot, error) {
 	}
 	rules, err := s.actual(cmd)
 	if err == nil {
-		err = rules.NeedTables()
+		err = rules.NeedTables(cmd.Context())
 	}
 	if err == nil {
 		s.addPlaces(cmd, rules)
