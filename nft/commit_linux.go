@@ -85,7 +85,7 @@ func (tx *Transaction) size() (elements, chains int) {
 // batch is a transaction as it is sent, with the numbers by which the kernel's answers refer to it.
 type batch struct {
 	messages []message
-	bytes    []byte
+	parts    batchParts
 	// size is the length of the messages, without the batch's begin and end.
 	size int
 	// begin and last are the sequence numbers of the batch's begin and of its last message.
@@ -110,7 +110,7 @@ func (s *socket) newBatch(messages []message, generation uint32) *batch {
 		condition.Uint32(netlinkattr.BatchGenID, generation)
 		begin.Data = condition
 	}
-	b.bytes = s.appendMessage(make([]byte, 0, b.size+3*batchMarkerLen), begin)
+	b.parts.add(s, begin)
 	b.begin = s.sequence
 	for i := range messages {
 		m := messages[i].Message
@@ -126,11 +126,31 @@ func (s *socket) newBatch(messages []message, generation uint32) *batch {
 			// answer to the last message ends all answers.
 			m.Header.Flags |= netlink.Acknowledge
 		}
-		b.bytes = s.appendMessage(b.bytes, &m)
+		b.parts.add(s, &m)
 	}
 	b.last = s.sequence
-	b.bytes = s.appendMessage(b.bytes, batchMarker(unix.NFNL_MSG_BATCH_END))
+	b.parts.add(s, batchMarker(unix.NFNL_MSG_BATCH_END))
 	return &b
+}
+
+// batchParts is the datagram of a batch. Long messages are parts of their own, without a copy: they are the largest
+// memory of a first Sync.
+type batchParts struct {
+	done [][]byte
+	// last is the part to which short messages and headers are appended.
+	last []byte
+}
+
+// longMessage is the length from which a part of its own is worth it.
+const longMessage = 1 << 12
+
+func (p *batchParts) add(s *socket, m *netlink.Message) {
+	if len(m.Data) < longMessage || len(m.Data) != netlinkattr.Padded(len(m.Data)) {
+		p.last = s.appendMessage(p.last, m)
+		return
+	}
+	header := s.appendHeader(p.last, m)
+	p.done, p.last = append(p.done, header, m.Data), header[len(header):]
 }
 
 // sameTable returns a message that changes nothing in a table that is there. It is the first one of a batch that would
@@ -140,7 +160,7 @@ func sameTable(t *Table) message {
 }
 
 func (s *socket) commit(b *batch) error {
-	if err := s.sendBatch(b.bytes); err != nil {
+	if err := s.sendBatch(b.size+3*batchMarkerLen, append(b.parts.done, b.parts.last)); err != nil {
 		return err
 	}
 	a := answers{batch: b}
@@ -161,19 +181,19 @@ const socketOverhead = 1 << 16
 
 // sendBatch sends a batch in a single send, because the kernel takes one datagram for one transaction. So the send
 // buffer must hold all of it.
-func (s *socket) sendBatch(b []byte) error {
-	if err := s.conn.SetWriteBuffer(len(b) + socketOverhead); err != nil {
-		return fmt.Errorf("nft: make room for a batch of %d bytes: %w", len(b), err)
+func (s *socket) sendBatch(length int, parts [][]byte) error {
+	if err := s.conn.SetWriteBuffer(length + socketOverhead); err != nil {
+		return fmt.Errorf("nft: make room for a batch of %d bytes: %w", length, err)
 	}
-	err := s.send(b)
+	err := s.send(parts...)
 	if errors.Is(err, unix.EMSGSIZE) {
 		room, _ := s.conn.WriteBuffer()
 		// The kernel gives a socket twice the requested buffer, and grants requests up to wmem_max.
 		return fmt.Errorf("nft: %w: %d bytes, and it takes %d (%w); set the sysctl net.core.wmem_max to at least %d, or run with CAP_NET_ADMIN in the initial user namespace",
-			ErrTooLarge, len(b), room, err, (len(b)+1)/2+socketOverhead)
+			ErrTooLarge, length, room, err, (length+1)/2+socketOverhead)
 	}
 	if err != nil {
-		return fmt.Errorf("nft: send a batch of %d bytes: %w", len(b), err)
+		return fmt.Errorf("nft: send a batch of %d bytes: %w", length, err)
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"syscall"
 	"time"
 
@@ -35,8 +36,8 @@ type socket struct {
 type Socket interface {
 	// Port is the netlink port id.
 	Port() uint32
-	// Send sends a datagram.
-	Send(b []byte) error
+	// Send sends a datagram, which is the concatenation of the parts.
+	Send(parts ...[]byte) error
 	// Receive waits for a datagram, and reports whether the buffer was too short for it.
 	Receive(buffer []byte) (n int, truncated bool, err error)
 
@@ -57,11 +58,18 @@ type kernelConn struct {
 
 func (c *kernelConn) Port() uint32 { return c.port }
 
-func (c *kernelConn) Send(b []byte) error {
+func (c *kernelConn) Send(parts ...[]byte) error {
+	if len(parts) > maxParts {
+		parts = [][]byte{slices.Concat(parts...)}
+	}
 	return whenReady("sendmsg", c.raw.Write, func(fd int) error {
-		return unix.Sendmsg(fd, b, nil, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}, 0)
+		_, err := unix.SendmsgBuffers(fd, parts, nil, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}, 0)
+		return err
 	})
 }
+
+// maxParts is the kernel's bound for the parts of one datagram (UIO_MAXIOV).
+const maxParts = 1024
 
 func (c *kernelConn) Receive(buffer []byte) (n int, truncated bool, err error) {
 	flags := 0
@@ -210,22 +218,26 @@ func (n *namespace) Close() error {
 
 // appendMessage appends a message, and gives it the next sequence number.
 func (s *socket) appendMessage(b []byte, m *netlink.Message) []byte {
+	b = append(s.appendHeader(b, m), m.Data...)
+	return append(b, make([]byte, netlinkattr.Padded(len(b))-len(b))...)
+}
+
+// appendHeader appends the header of a message, and gives it the next sequence number.
+func (s *socket) appendHeader(b []byte, m *netlink.Message) []byte {
 	s.sequence++
 	b = binary.NativeEndian.AppendUint32(b, uint32(unix.NLMSG_HDRLEN+len(m.Data)))
 	b = binary.NativeEndian.AppendUint16(b, uint16(m.Header.Type))
 	b = binary.NativeEndian.AppendUint16(b, uint16(m.Header.Flags))
 	b = binary.NativeEndian.AppendUint32(b, s.sequence)
-	b = binary.NativeEndian.AppendUint32(b, s.port)
-	b = append(b, m.Data...)
-	return append(b, make([]byte, netlinkattr.Padded(len(b))-len(b))...)
+	return binary.NativeEndian.AppendUint32(b, s.port)
 }
 
-// send sends messages of appendMessage in one piece. The kernel has carried them out when send returns.
-func (s *socket) send(b []byte) error {
+// send sends messages of appendMessage in one datagram. The kernel has carried them out when send returns.
+func (s *socket) send(parts ...[]byte) error {
 	if err := s.conn.SetWriteDeadline(time.Now().Add(s.patience)); err != nil {
 		return err
 	}
-	return s.conn.Send(b)
+	return s.conn.Send(parts...)
 }
 
 // whenReady makes a system call as soon as the socket is ready, and again at once when a signal interrupts it.

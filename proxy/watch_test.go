@@ -191,11 +191,11 @@ type asking struct {
 	asked *atomic.Int32
 }
 
-func (a *asking) Send(b []byte) error {
-	if binary.NativeEndian.Uint16(b[4:]) == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN {
+func (a *asking) Send(parts ...[]byte) error {
+	if binary.NativeEndian.Uint16(parts[0][4:]) == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN {
 		a.asked.Add(1)
 	}
-	return a.Socket.Send(b)
+	return a.Socket.Send(parts...)
 }
 
 func testWatchAsksWithoutTheLock(t *testing.T) {

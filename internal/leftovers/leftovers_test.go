@@ -332,13 +332,13 @@ type meddler struct {
 	meddle func()
 }
 
-func (m *meddler) Send(b []byte) error {
-	if binary.NativeEndian.Uint16(b[4:]) == unix.NFNL_MSG_BATCH_BEGIN && m.meddle != nil {
+func (m *meddler) Send(parts ...[]byte) error {
+	if binary.NativeEndian.Uint16(parts[0][4:]) == unix.NFNL_MSG_BATCH_BEGIN && m.meddle != nil {
 		meddle := m.meddle
 		m.meddle = nil
 		meddle()
 	}
-	return m.Socket.Send(b)
+	return m.Socket.Send(parts...)
 }
 
 // Somebody makes the table anew: the kernel counts handles from 1 again, so that of a rule that was read is now that of

@@ -235,8 +235,8 @@ func (c *socket) refuse(sequence uint32, err error, at int) {
 }
 
 // Send carries out a batch or answers a query.
-func (c *socket) Send(b []byte) error {
-	requests, err := syscall.ParseNetlinkMessage(slices.Clone(b))
+func (c *socket) Send(parts ...[]byte) error {
+	requests, err := syscall.ParseNetlinkMessage(slices.Concat(parts...))
 	if err != nil {
 		return err
 	}
