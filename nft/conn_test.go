@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -422,6 +423,31 @@ func TestConnSend(t *testing.T) {
 				t.Errorf("the table is there: %v, %v", there, err)
 			}
 		})
+	}
+}
+
+// The kernel takes a bounded number of parts.
+func TestConnSendParts(t *testing.T) {
+	netns.EnterForTest(t)
+	c, want := dial(t), everything(FamilyIP)
+	tx := Diff(nil, want)
+	messages, err := tx.encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.use(t.Context(), func(s *socket) error {
+		b := s.newBatch(messages, 0)
+		whole := slices.Concat(append(b.parts.done, b.parts.last)...)
+		b.parts = batchParts{done: slices.Collect(slices.Chunk(whole, 4))}
+		if len(b.parts.done) <= maxParts {
+			t.Fatalf("there are only %d parts", len(b.parts.done))
+		}
+		return s.commit(b)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if rest := compare(t, c, want, CompareOptions{}); !rest.Empty() {
+		t.Errorf("the kernel differs by\n%s", rest)
 	}
 }
 

@@ -19,7 +19,7 @@ func encodeElements(s Step, setID uint32) (messages []message, err error) {
 	var a netlinkattr.List
 	var list int
 	begin := func(left int) {
-		a = start(s.Table.Family, s.Table.Name, min(1<<16+1024, 256+160*left))
+		a = start(s.Table.Family, s.Table.Name, min(maxMessage, 256+160*left))
 		a.Text(unix.NFTA_SET_ELEM_LIST_SET, s.Set.Name)
 		if setID != 0 {
 			a.Uint32(unix.NFTA_SET_ELEM_LIST_SET_ID, setID)
@@ -55,10 +55,13 @@ func encodeElements(s Step, setID uint32) (messages []message, err error) {
 	return messages, nil
 }
 
-// maxList bounds the element list of one message, with its header: the length of a netlink
-// attribute has 16 bits. The largest element takes less than 1,024 bytes: two keys of 64 bytes, a
-// verdict with a chain's name, a comment, a timeout.
-const maxList = 1<<16 - 1
+// maxList bounds the element list of one message, with its header: the length of a netlink attribute has 16 bits, and
+// maxMessage, which wastes no part of a page, has room for a header and one element more. The largest element takes less
+// than 1,024 bytes: two keys of 64 bytes, a verdict with a chain's name, a comment, a timeout.
+const (
+	maxMessage = 1 << 16
+	maxList    = maxMessage - 2048
+)
 
 // setLengths are the lengths of the keys and values of a set, as Data (key, value) and as the kernel is told (keyTold,
 // valueTold: a field that stands alone is not padded).

@@ -19,6 +19,7 @@ type candidate struct {
 // fill sets the endpoint lists of port from the slices of its Service, as the node sees them. It returns scratch for
 // reuse by the next call.
 func fill(port *model.ServicePort, from []*endpointSlice, seenFrom place, scratch []candidate) []candidate {
+	port.Local, port.LocalTerminating, port.Serving, port.NotServing = nil, false, nil, nil
 	candidates := withoutDuplicates(gather(scratch[:0], port.ID, from, seenFrom.node))
 	port.Cluster = clusterList(candidates, seenFrom.zone, port.DirectReturn)
 	if port.InternalPolicy == model.PolicyLocal || port.ExternalPolicy == model.PolicyLocal {

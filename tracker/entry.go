@@ -136,7 +136,7 @@ func (t *Tracker) noteGone(e *entry, now *service) {
 	}
 	for i := range e.service.ports {
 		id := e.service.ports[i].ID
-		if now == nil || !slices.ContainsFunc(now.ports, func(p model.ServicePort) bool { return p.ID == id }) {
+		if now == nil || !slices.ContainsFunc(now.ports, func(p *model.ServicePort) bool { return p.ID == id }) {
 			l.gone = append(l.gone, gonePort{id, l.revision + 1})
 		}
 	}

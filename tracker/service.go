@@ -22,17 +22,25 @@ const LabelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 
 // service holds the parts of a Service that the Tracker uses.
 type service struct {
-	// ports are the Service's ports in all its families without their endpoints, sorted by ID. A Service for another
-	// proxy has none.
-	ports []model.ServicePort
+	// ports are the Service's ports in all its families, sorted by ID. A Service for another proxy has none. Their
+	// endpoints, if any, are those of an earlier join, with which they share the memory: published says so.
+	ports     []*model.ServicePort
+	published bool
 	// unguarded holds the families of Options.OnUnguarded.
 	unguarded []model.Family
 	skips     skipList
 }
 
 func (s *service) equal(other *service) bool {
-	return slices.EqualFunc(s.ports, other.ports, func(a, b model.ServicePort) bool { return a.Equal(&b) }) &&
+	return slices.EqualFunc(s.ports, other.ports, equalButForEndpoints) &&
 		slices.Equal(s.unguarded, other.unguarded) && slices.Equal(s.skips, other.skips)
+}
+
+func equalButForEndpoints(a, b *model.ServicePort) bool {
+	without := *a
+	without.Cluster, without.Local, without.LocalTerminating = b.Cluster, b.Local, b.LocalTerminating
+	without.Serving, without.NotServing = b.Serving, b.NotServing
+	return without.Equal(b)
 }
 
 // bothFamilies holds, for each family, the fields that all ports of a Service share.
@@ -66,7 +74,7 @@ func parseService(obj *corev1.Service, options *Options) *service {
 	for i := range obj.Spec.Ports {
 		s.addPort(&obj.Spec.Ports[i], indexed("spec.ports", i), &bases)
 	}
-	slices.SortFunc(s.ports, func(a, b model.ServicePort) int { return a.ID.Compare(b.ID) })
+	slices.SortFunc(s.ports, func(a, b *model.ServicePort) int { return a.ID.Compare(b.ID) })
 	return s
 }
 
@@ -178,7 +186,7 @@ func (s *service) addPort(port *corev1.ServicePort, field string, bases *bothFam
 			fmt.Sprintf("%.20q", appProtocol), errors.New("not a qualified name"))
 		appProtocol = ""
 	}
-	if slices.ContainsFunc(s.ports, func(p model.ServicePort) bool { return p.ID.Port == port.Name && p.ID.Protocol == protocol }) {
+	if slices.ContainsFunc(s.ports, func(p *model.ServicePort) bool { return p.ID.Port == port.Name && p.ID.Protocol == protocol }) {
 		s.skips.add(ReasonDuplicatePort, field, port.Name, nil)
 		return
 	}
@@ -189,7 +197,7 @@ func (s *service) addPort(port *corev1.ServicePort, field string, bases *bothFam
 		}
 		p.ID.Port, p.ID.Protocol = port.Name, protocol
 		p.Port, p.NodePort, p.AppProtocol = uint16(port.Port), nodePort, appProtocol
-		s.ports = append(s.ports, p)
+		s.ports = append(s.ports, &p)
 	}
 }
 

@@ -340,14 +340,19 @@ func (t *Tracker) join(e *entry, from place, old *published) *published {
 	same := old != nil && len(old.ports) == len(e.service.ports)
 	ports := make([]*model.ServicePort, 0, len(e.service.ports))
 	for _, port := range e.service.ports {
-		t.scratch = fill(&port, e.slices, from, t.scratch)
-		if before := findPort(old.list(), port.ID); before.Equal(&port) {
+		if e.service.published {
+			again := *port
+			port = &again
+		}
+		t.scratch = fill(port, e.slices, from, t.scratch)
+		if before := findPort(old.list(), port.ID); before.Equal(port) {
 			ports = append(ports, before)
 			continue
 		}
 		same = false
-		ports = append(ports, &port)
+		ports = append(ports, port)
 	}
+	e.service.ports, e.service.published = ports, true
 	if same {
 		return old
 	}

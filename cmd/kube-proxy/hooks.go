@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"k8s.io/klog/v2"
 
@@ -128,8 +129,13 @@ func observeFlows(family model.Family, stats conntrack.Stats, err error) {
 // change.
 func hooks(h *health.Proxy, events *node.Events) proxy.Hooks {
 	return proxy.Hooks{
-		OnCommitting:     h.Committing,
-		OnCommit:         metrics.ObserveCommit,
+		OnCommitting: h.Committing,
+		OnCommit: func(stats nft.CommitStats) {
+			metrics.ObserveCommit(stats)
+			if stats.Elements >= manyElements {
+				returnMemory(time.Second)
+			}
+		},
 		OnCompile:        metrics.ObserveCompile,
 		OnExternalChange: metrics.CountForeignChange,
 		OnRepair:         metrics.CountRepair,
@@ -166,3 +172,6 @@ func hooks(h *health.Proxy, events *node.Events) proxy.Hooks {
 		},
 	}
 }
+
+// manyElements is the size of a commit whose batch is megabytes of memory.
+const manyElements = 10_000

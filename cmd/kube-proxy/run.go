@@ -295,8 +295,8 @@ func unlessStopped(ctx context.Context, err error) error {
 	return err
 }
 
-// returnMemory returns unused memory to the system after some time. Otherwise the runtime keeps the start's memory for
-// the heap, and a later full Sync adds to it.
+// returnMemory returns unused memory to the system after some time. Otherwise the runtime keeps what the start or a large
+// commit used, and a later full Sync adds to it.
 func returnMemory(after time.Duration) { time.AfterFunc(after, debug.FreeOSMemory) }
 
 // missingPrimaryFamily returns kube-proxy's warning if pods have ranges, but none of the node's primary IP family. Nil
