@@ -2,9 +2,7 @@ package main
 
 import (
 	"fmt"
-	"os/exec"
 	"strings"
-	"testing"
 
 	"github.com/nftproxy/nftproxy/model"
 )
@@ -78,20 +76,4 @@ func chainPerService(changes *model.Changes) string {
 			service, p.ClusterIP, p.Port, clusterCIDR, len(draws), strings.Join(draws, ", "))
 	}
 	return fmt.Sprintf(chainPerServiceBase, chains.String(), services.String(), addresses.String())
-}
-
-// loadChainPerService loads that ruleset into the node with the nft program.
-func (n *node) loadChainPerService(b *testing.B) {
-	b.Helper()
-	if err := n.namespace.Do(func() error {
-		cmd := exec.Command("nft", "-f", "-")
-		cmd.Stdin = strings.NewReader(chainPerService(services(n.services)))
-		out, err := cmd.CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("nft: %w\n%.2000s", err, out)
-		}
-		return nil
-	}); err != nil {
-		b.Fatal(err)
-	}
 }

@@ -43,6 +43,10 @@ type node struct {
 	directReturn bool
 	// chainPerService makes the tables in the layout of kube-proxy instead.
 	chainPerService bool
+	// floor makes the smallest ruleset that serves the Services instead.
+	floor bool
+	// script changes the tables with the nft program.
+	script string
 	// wrongPort sends packets to a port that the Services do not have, so that they are refused. Before the rule that refuses
 	// them, logged has one that logs 100 a second to nobody, and watched a table that marks 100 a second for somebody.
 	wrongPort, logged, watched bool
@@ -69,15 +73,35 @@ func (n *node) setUp(b *testing.B) {
 	b.Cleanup(func() { unix.Close(n.socket) })
 	switch {
 	case n.chainPerService:
-		n.loadChainPerService(b)
+		n.load(b, chainPerService(services(n.services)))
+	case n.floor:
+		n.load(b, floor(services(n.services)))
 	case n.rules:
 		n.commit(b)
+	}
+	if n.script != "" {
+		n.load(b, n.script)
 	}
 	if n.logged {
 		n.nft(b, "insert", "rule", "ip", "kube-proxy", "cluster-ips-check", "ip", "daddr", "@cluster-ips", "limit", "rate", "100/second", "log", "prefix", "unknown-port", "group", "4711")
 	}
 	if n.watched {
 		n.watch(b)
+	}
+}
+
+// load loads a script into the node with the nft program.
+func (n *node) load(b *testing.B, script string) {
+	b.Helper()
+	var out []byte
+	err := n.namespace.Do(func() (err error) {
+		cmd := exec.Command("nft", "-f", "-")
+		cmd.Stdin = strings.NewReader(script)
+		out, err = cmd.CombinedOutput()
+		return err
+	})
+	if err != nil {
+		b.Fatalf("nft -f: %v\n%.2000s", err, out)
 	}
 }
 
@@ -301,7 +325,7 @@ func (n *node) destination(i int) netip.AddrPort {
 	if n.wrongPort {
 		return netip.AddrPortFrom(numbered("10.96.0.0", service), servicePort+1)
 	}
-	if n.direct || !n.rules {
+	if n.direct || !n.rules && !n.floor {
 		return netip.AddrPortFrom(n.addr("10.128.0.0", service), endpointPort)
 	}
 	return netip.AddrPortFrom(numbered("10.96.0.0", service), servicePort)
