@@ -105,6 +105,7 @@ func TestKubectl(t *testing.T) {
 		"answers as ruledump on the node":    testKubectlAnswers,
 		"answers over SPDY too":              testKubectlSPDY,
 		"names pods":                         testKubectlNames,
+		"checks all nodes":                   testKubectlCheck,
 		"gives ruledump a terminal":          testKubectlTerminal,
 		"writes a report with the pod's log": testKubectlReport,
 		"says which flag helps":              testKubectlErrors,
@@ -167,6 +168,28 @@ func testKubectlNames(t *testing.T, plugin string) {
 		if named := strings.Contains(stdout, "=shop/web-0@node-1"); named != tt.named || status != 0 || stderr != "" {
 			t.Errorf("%s: status %d\n%s%s", tt.args, status, stdout, stderr)
 		}
+	}
+}
+
+// The proxy's pod on the other node has no ruledump.
+func testKubectlCheck(t *testing.T, plugin string) {
+	c := newCluster(t, plugin, apiservertest.Options{})
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	status, stdout, stderr := c.run(t, "check", "-n", "shop", "--", "--proxy-address=")
+	for _, want := range []string{"NODE ", host + " ", "broken ", "node-2 ", "unknown ", "\nbroken  no ready endpoint ", "1: " + host, "shop/empty",
+		"\nnode-2 is not known: pod kube-proxy-2 has no ruledump: "} {
+		if !strings.Contains(stdout, want) {
+			t.Errorf("no %q in\n%s", want, stdout)
+		}
+	}
+	if status != 1 {
+		t.Errorf("status %d, want 1: %s", status, stderr)
+	}
+	if status, stdout, stderr = c.run(t, "check", "svc/shop/web", "--node=node-1", "-o", "json"); !strings.Contains(stdout, `"kind": "Check"`) || strings.Contains(stdout, "shop/empty") {
+		t.Errorf("of one node: status %d\n%s%s", status, stdout, stderr)
 	}
 }
 

@@ -190,7 +190,7 @@ func testRuledumpWithoutTables(t *testing.T) {
 	run := func(args ...string) (status int, output string) {
 		p := lab.Start(t, l.Node, "ruledump", args...)
 		_ = p.Wait() // the status says it
-		return p.Cmd.ProcessState.ExitCode(), p.Output()
+		return p.Cmd.ProcessState.ExitCode(), abandoned.ReplaceAllString(p.Output(), "")
 	}
 	for _, command := range [][]string{{"services"}, {"explain", "--from=198.51.100.7", "--to=10.96.0.10:80"}, {"stats"}, {"graph", "shop/web"}, {"live"}} {
 		t.Run(command[0], func(t *testing.T) {
@@ -420,6 +420,9 @@ func testRuledumpBesideAProxy(t *testing.T) {
 			t.Errorf("%s has no %q:\n%s", command[0], want, output)
 		}
 	}
+	if _, output := run("check"); !strings.Contains(output, "\nproxy: applied, last sync at ") {
+		t.Errorf("check does not know the proxy:\n%s", output)
+	}
 	t.Run("report has its pages", func(t *testing.T) { expectReport(t, l.Node) })
 	if err := proxy.Stop(t); err != nil {
 		t.Fatal(err)
@@ -427,6 +430,14 @@ func testRuledumpBesideAProxy(t *testing.T) {
 	host, err := os.Hostname()
 	if err != nil {
 		t.Fatal(err)
+	}
+	if _, output := run("stats"); !abandoned.MatchString(output) {
+		t.Errorf("nothing says that no proxy keeps the rules: %s", output)
+	}
+	withNote := run
+	run = func(args ...string) (status int, output string) {
+		status, output = withNote(args...)
+		return status, abandoned.ReplaceAllString(output, "")
 	}
 	if status, output := run("stats"); status != 0 || !strings.HasPrefix(output, "node "+host+" (host name), ") {
 		t.Errorf("without the proxy: status %d, %s", status, output)

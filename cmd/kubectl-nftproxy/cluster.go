@@ -34,7 +34,7 @@ func (s *session) checkCluster(ctx context.Context, command []string) error {
 	if err != nil {
 		return err
 	}
-	answers := make([]bytes.Buffer, len(pods))
+	answers, failed := make([]bytes.Buffer, len(pods)), make([]bool, len(pods))
 	slots := make(chan struct{}, nodesAtOnce)
 	var wait sync.WaitGroup
 	for i := range pods {
@@ -43,26 +43,29 @@ func (s *session) checkCluster(ctx context.Context, command []string) error {
 			defer func() { <-slots }()
 			on := *s
 			on.proxy = &pods[i]
-			on.checkNode(ctx, append(slices.Clip(command), "-o", "json"), &answers[i])
+			failed[i] = !on.checkNode(ctx, append(slices.Clip(command), "-o", "json"), &answers[i])
 		})
 	}
 	wait.Wait()
 	var all bytes.Buffer
+	s.proxy = &pods[0]
 	for i := range answers {
+		if !failed[i] {
+			s.proxy = &pods[i] // it has ruledump
+		}
 		all.Write(answers[i].Bytes())
 	}
-	s.proxy = &pods[0]
 	return s.stream(ctx, []string{"check", "--collect", "-", "-o", cmp.Or(output, "text")}, remotecommand.StreamOptions{Stdin: &all, Stdout: os.Stdout, Stderr: os.Stderr})
 }
 
-// checkNode writes the answer of a node. A node that gives none has an answer that says so.
-func (s *session) checkNode(ctx context.Context, command []string, to *bytes.Buffer) {
+// checkNode writes the answer of a node. It reports false for a node that gives none, with an answer that says so.
+func (s *session) checkNode(ctx context.Context, command []string, to *bytes.Buffer) bool {
 	ctx, stop := context.WithTimeoutCause(ctx, nodePatience, fmt.Errorf("no answer within %v", nodePatience))
 	defer stop()
 	var said bytes.Buffer
 	err := s.stream(ctx, command, remotecommand.StreamOptions{Stdout: to, Stderr: &said})
 	if err == nil || errors.As(err, new(exec.CodeExitError)) && json.Valid(to.Bytes()) {
-		return
+		return true
 	}
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
@@ -72,6 +75,7 @@ func (s *session) checkNode(ctx context.Context, command []string, to *bytes.Buf
 	_ = json.NewEncoder(to).Encode(map[string]any{
 		"apiVersion": "ruledump.nftproxy/v1", "kind": "Check", "node": s.proxy.Spec.NodeName, "verdict": "unknown", "notLookedAt": []string{why},
 	}) // a buffer takes everything
+	return false
 }
 
 // proxies lists the proxies' pods, one for each node, sorted by node.

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync/atomic"
 	"time"
 
+	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/internal/ruledump"
 	"github.com/spf13/cobra"
 )
@@ -140,14 +142,15 @@ func (s *source) openFor(cmd *cobra.Command) (*ruledump.Snapshot, error) {
 // newCheck walks a packet of each kind of client to each frontend of the Services that the filter selects. progress is called
 // with the numbers of frontends that are done and of all, from several goroutines.
 func newCheck(ctx context.Context, s *ruledump.Snapshot, filter Filter, progress func(done, all int)) (*checker, error) {
-	frontends, err := frontendsOf(s, filter)
+	all, err := s.Frontends()
+	frontends := slices.DeleteFunc(slices.Clone(all), func(f *compiler.Frontend) bool { return !filter.selects(f, s.Addresses) })
 	if err == nil && len(frontends) == 0 && !filter.isAll() && len(s.Tables) > 0 {
 		err = filter.notFound()
 	}
 	if err != nil {
 		return nil, err
 	}
-	e := newChecker(s, frontends)
+	e := newChecker(s, all, frontends)
 	if err := s.NeedTables(ctx); err != nil {
 		e.fact(levelBroken, "the kernel has no table of the proxy", err.Error(), "ruledump watch; kubectl -n kube-system get pods -o wide")
 	}

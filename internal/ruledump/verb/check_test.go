@@ -108,7 +108,7 @@ func TestCheckTable(t *testing.T) {
 			}
 			s := manyServices(t, 1, 1)
 			s.Files = map[string][]byte{"report.json": report, "conntrack-counters.txt": []byte(tt.counters)}
-			e := newChecker(s, nil)
+			e := newChecker(s, nil, nil)
 			e.addConntrack(t.Context(), &source{dump: "report.tar.gz"})
 			c := e.finish()
 			got := ""
@@ -186,14 +186,14 @@ func TestNetstat(t *testing.T) {
 func TestCheckClients(t *testing.T) {
 	s := manyServices(t, 5, 2)
 	var got []string
-	for _, k := range newChecker(s, nil).clients {
+	for _, k := range newChecker(s, nil, nil).clients {
 		got = append(got, k.Name+" "+k.From)
 	}
 	want := []string{"pods here 10.200.0.1%veth1", "pods elsewhere 10.128.0.1%eth0", "this node 192.168.0.1", "outside by eth0 198.51.100.7%eth0"}
 	if !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
-	if !newChecker(s, nil).network.isInPods(netip.MustParseAddr("10.200.0.1")) {
+	if !newChecker(s, nil, nil).network.isInPods(netip.MustParseAddr("10.200.0.1")) {
 		t.Error("the range of pods is not known")
 	}
 }

@@ -43,7 +43,8 @@ const checkPatience = 30 * time.Second
 // maxCheckers bounds the processors that a check takes from a node.
 const maxCheckers = 4
 
-func newChecker(s *ruledump.Snapshot, frontends []*compiler.Frontend) *checker {
+// newChecker checks frontends, which are some of all.
+func newChecker(s *ruledump.Snapshot, all, frontends []*compiler.Frontend) *checker {
 	tables, host := s.Walked()
 	host.Ask = nil // a question for each packet would take minutes; the routes that were read tell the same
 	e := &checker{
@@ -53,7 +54,7 @@ func newChecker(s *ruledump.Snapshot, frontends []*compiler.Frontend) *checker {
 		},
 		rules: s, frontends: frontends, eval: evaluator.New(tables, host), causes: map[causeKey]*cause{}, explains: &Explanation{rules: s},
 	}
-	e.network = newNetwork(s, frontends, e.eval)
+	e.network = newNetwork(s, all, e.eval)
 	e.clients = e.network.clients()
 	for i := range e.clients {
 		e.Clients = append(e.Clients, e.clients[i].CheckClient)
