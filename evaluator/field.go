@@ -91,7 +91,7 @@ func (w *walk) ctState() uint32 {
 		return nft.CTStateUntracked
 	case !w.tracked:
 		return nft.CTStateInvalid
-	case w.packet.Connection != nil:
+	case w.packet.Connection != nil && !w.packet.Connection.Unanswered:
 		return nft.CTStateEstablished
 	}
 	return nft.CTStateNew

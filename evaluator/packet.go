@@ -37,6 +37,15 @@ type Connection struct {
 	Destination netip.AddrPort
 	// Masqueraded says that the connection got a source address of the node.
 	Masqueraded bool
+	// Unanswered says that no answer has come, so the packet's state is still new.
+	Unanswered bool
+}
+
+func (c *Connection) state() string {
+	if c.Unanswered {
+		return "unanswered"
+	}
+	return "established"
 }
 
 // String returns the packet in one line, such as
@@ -50,7 +59,7 @@ func (p Packet) String() string {
 		text += ", coming in by " + p.Interface
 	}
 	if p.Connection != nil {
-		text += ", of an established connection"
+		text += ", of an " + p.Connection.state() + " connection"
 	}
 	return text
 }

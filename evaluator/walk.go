@@ -310,11 +310,11 @@ func (w *walk) continueConnection(at end) {
 	}
 	if at == destination {
 		w.destination = c.Destination
-		w.note("conntrack: established, goes to " + formatAddrPort(c.Destination))
+		w.note("conntrack: " + c.state() + ", goes to " + formatAddrPort(c.Destination))
 		return
 	}
 	w.masquerade()
-	w.note("conntrack: established, masqueraded")
+	w.note("conntrack: " + c.state() + ", masqueraded")
 }
 
 func (w *walk) setDestination(to netip.AddrPort) {

@@ -90,10 +90,16 @@ func (r *routed) datagram(t *testing.T, host *lab.Host, from string, wanted bool
 	return false
 }
 
-func (r *routed) sysctl(t *testing.T, name, value string) {
+// change changes the node, by lines of the program ip, and by sysctls "NAME=VALUE".
+func (r *routed) change(t *testing.T, lines ...string) {
 	t.Helper()
-	if err := r.Node.Do(func() error { return os.WriteFile("/proc/sys/net/"+name, []byte(value), 0) }); err != nil {
-		t.Fatal(err)
+	for _, line := range lines {
+		name, value, isSysctl := strings.Cut(line, "=")
+		if !isSysctl {
+			r.ip(t, r.Node, line)
+		} else if err := r.Node.Do(func() error { return os.WriteFile("/proc/sys/net/"+name, []byte(value), 0) }); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
@@ -126,7 +132,7 @@ func TestRuledumpRoutes(t *testing.T) {
 		name string
 		// from is the client: the pod on the node, or one outside.
 		from string
-		// change changes the node, by lines of the program ip, and by sysctls "NAME=VALUE". Without it the packet arrives.
+		// change changes the node. Without it the packet arrives.
 		change []string
 		want   verb.Reason
 		// says is a part of the text.
@@ -201,13 +207,7 @@ func TestRuledumpRoutes(t *testing.T) {
 			if !r.datagram(t, host, tt.from, true) {
 				t.Fatal("before the change no datagram arrives")
 			}
-			for _, line := range tt.change {
-				if name, value, is := strings.Cut(line, "="); is {
-					r.sysctl(t, name, value)
-				} else {
-					r.ip(t, r.Node, line)
-				}
-			}
+			r.change(t, tt.change...)
 			if arrives := r.datagram(t, host, tt.from, tt.arrives); arrives != tt.arrives {
 				t.Errorf("the datagram arrives: %v", arrives)
 			}

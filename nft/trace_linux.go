@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/google/nftables/expr"
 	"github.com/nftproxy/nftproxy/internal/netlinkattr"
@@ -28,6 +29,8 @@ type Trace struct {
 	Source, Destination netip.AddrPort
 	Protocol, Hops      uint8
 	In, Out             uint32
+	// Headers are the header of IP and the first 20 bytes behind it, in the same steps.
+	Headers []byte
 	// Lost says that steps were lost, because more came than the socket holds. Then all other fields are zero.
 	Lost bool
 }
@@ -83,6 +86,7 @@ func decodeTrace(data []byte) (t Trace, err error) {
 	}
 	t.Family = Family(data[0])
 	t.readHeaders(network, transport)
+	t.Headers = slices.Concat(network, transport)
 	return t, nil
 }
 

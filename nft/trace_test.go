@@ -67,6 +67,14 @@ func TestTracer(t *testing.T) {
 	for i := range want {
 		want[i].ID, want[i].Family, want[i].Table = got[0].ID, FamilyIP, "trace"
 	}
+	const ipHeader, udpHeader = 20, 8
+	for i := range got {
+		headers := got[i].Headers
+		if hasThem := got[i].Source.IsValid(); hasThem && (len(headers) < ipHeader+udpHeader || headers[ipHeader+3] != 9) || !hasThem && headers != nil {
+			t.Errorf("step %d has the headers %x", i, headers)
+		}
+		got[i].Headers = nil
+	}
 	if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}

@@ -58,6 +58,17 @@ func (s *Snapshot) readOthers(ctx context.Context, conn *nft.Conn, record bool) 
 	return nil
 }
 
+// AddHost reads the interfaces, routes and settings alone, which AddOthers reads too.
+func (s *Snapshot) AddHost() error {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return fmt.Errorf("list the interfaces of this network namespace: %w", err)
+	}
+	byIndex, _ := s.addLinks(links)
+	s.addRouting(byIndex)
+	return nil
+}
+
 // How large a table of iptables-legacy may be in the kernel. A dump has less room: some 40,000 rules.
 const maxLegacyBytes, maxLegacyInDump = 256 << 20, 32 << 20
 

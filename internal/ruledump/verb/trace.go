@@ -1,8 +1,10 @@
 package verb
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"net/netip"
 	"os"
 	"strings"
 	"time"
@@ -15,17 +17,19 @@ import (
 func newTraceCommand() *cobra.Command {
 	var where source
 	var to []string
-	var from string
+	var from, pcap string
 	var atMost int
 	var patience time.Duration
-	var yes bool
+	var yes, onlyNew, onlyDropped bool
 	format := newFormat("text", "json")
 	cmd := &cobra.Command{
-		Use:   "trace --to {SERVICE | ADDRESS:PORT[/PROTOCOL]} [--from ADDRESS]",
+		Use:   "trace [--to {SERVICE | ADDRESS:PORT[/PROTOCOL]}] [--from ADDRESS]",
 		Short: "Follow real packets through the rules of all tables",
 		Long: `trace prints the way of real packets as the kernel reports it: the rules that each matched,
 in the proxy's tables and in others, the elements that they found, the verdict, and the
-translated address. It says where explain expects something else.
+translated address. It says where explain expects something else. If no rule drops a packet and
+it goes no further, the kernel's routing says why. Packets of a connection that nobody has
+answered are retransmissions: look behind the address that they go to.
 
 Like watch --refused, it changes the kernel. It adds a table of its own, ruledump-trace-PID,
 whose rules mark matching packets ("meta nftrace set 1"), each rule at most as many a second as
@@ -33,7 +37,10 @@ whose rules mark matching packets ("meta nftrace set 1"), each rule at most as m
 kill -9. So trace needs Linux 5.12, CAP_NET_ADMIN, and a terminal or --yes.
 
 It follows the packets of clients, not the answers. A packet that the rules translate keeps
-its mark. Later packets of a connection do not see NAT chains.`,
+its mark. Later packets of a connection do not see NAT chains.
+
+--pcap writes the headers of the packets for Wireshark: as each came, and as it left if that
+differs. The kernel reports the first 20 bytes behind the header of IP alone.`,
 		Example: `  # What happens to the next ten packets to a Service?
   ruledump trace --to shop/web
 
@@ -41,17 +48,20 @@ its mark. Later packets of a connection do not see NAT chains.`,
   ruledump trace --from 198.51.100.7 --to 192.0.2.10:80 -n 1 --for 2m
 
   # Which packets were dropped, and by which rule?
-  ruledump trace --yes --to shop/web -o json | jq -c 'select(.outcome.result == "dropped") | .outcome.path[-1]'`,
+  ruledump trace --yes --dropped -o json | jq -c '.outcome.path[-1]'`,
 		Args: cobra.NoArgs,
 	}
 	format.addTo(cmd)
-	cmd.Flags().StringArrayVar(&to, "to", nil, "destination that clients dial: a Service, NAMESPACE/NAME[:PORT], with all its addresses, or ADDRESS:PORT/tcp (or udp, sctp; tcp if left out), or ADDRESS/icmp; may be repeated")
+	cmd.Flags().StringArrayVar(&to, "to", nil, "destination that clients dial: a Service, NAMESPACE/NAME[:PORT], with all its addresses, or ADDRESS:PORT/tcp (or udp, sctp; tcp if left out), or ADDRESS/icmp; may be repeated; all if left out")
 	cmd.Flags().StringVar(&from, "from", "", "source: ADDRESS, or a prefix such as 10.244.0.0/16; all if left out")
-	cmd.Flags().IntVarP(&atMost, "number", "n", 10, "end after this many packets")
+	cmd.Flags().IntVarP(&atMost, "number", "n", 10, "end after this many connections, and with --dropped packets")
+	cmd.Flags().BoolVar(&onlyNew, "new", false, "trace only packets of connections that nobody has answered, from connection tracking on (priority -200)")
+	cmd.Flags().BoolVar(&onlyDropped, "dropped", false, "print only packets that are dropped or refused")
+	cmd.Flags().StringVar(&pcap, "pcap", "", "also write the packets' headers to this file, in the format of libpcap")
 	cmd.Flags().DurationVar(&patience, "for", 30*time.Second, "end after this time")
 	cmd.Flags().BoolVar(&yes, "yes", false, "add the table also where standard input is no terminal")
 	addServiceProxyName(cmd.Flags(), &where.serviceProxyName)
-	_ = cmd.MarkFlagRequired("to")
+	_ = cmd.MarkFlagFilename("pcap", "pcap")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := needYes(yes, "trace"); err != nil {
 			return err
@@ -64,15 +74,25 @@ its mark. Later packets of a connection do not see NAT chains.`,
 		if err != nil {
 			return err
 		}
-		m := &marker{table: fmt.Sprintf("ruledump-trace-%d", os.Getpid())}
+		m := &marker{table: fmt.Sprintf("ruledump-trace-%d", os.Getpid()), onlyNew: onlyNew}
 		tables, err := m.tablesFor(rules, to, from, uint32(atMost))
 		if err != nil {
 			return err
 		}
 		out := cmd.OutOrStdout()
-		t := &tracing{comparer: comparer{conn: where.conn}, left: atMost}
+		t := &tracing{comparer: comparer{conn: where.conn}, wanted: atMost, seen: map[flow]bool{}, onlyDropped: onlyDropped}
 		t.tell = func(p *tracedPacket) error { return format.stream(out, p) }
-		if err := t.use(rules); err != nil {
+		if pcap != "" {
+			file, err := os.OpenFile(pcap, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+			if err != nil {
+				return err
+			}
+			defer file.Close()
+			if t.capture, err = newCapture(file); err != nil {
+				return err
+			}
+		}
+		if err := t.useWithHost(rules); err != nil {
 			return err
 		}
 		follows := follower{table: m.table, to: t}
@@ -85,8 +105,8 @@ its mark. Later packets of a connection do not see NAT chains.`,
 			return nil
 		})
 		m.close()
-		if err == nil && t.left == atMost {
-			fmt.Fprintf(cmd.ErrOrStderr(), "ruledump: no packet from a client to %s came within %v\n", strings.Join(to, " or "), patience)
+		if err == nil && len(t.seen) == 0 {
+			fmt.Fprintf(cmd.ErrOrStderr(), "ruledump: no packet from a client to %s came within %v\n", cmp.Or(strings.Join(to, " or "), "anywhere"), patience)
 		}
 		return err
 	}
@@ -120,8 +140,25 @@ type tracedPacket struct {
 type tracing struct {
 	comparer
 	tell func(*tracedPacket) error
-	// left is the number of packets that are still wanted.
-	left int
+	// wanted is the number of connections that are still wanted, and seen has those that came.
+	wanted int
+	seen   map[flow]bool
+	// onlyDropped leaves out what is delivered, and counts packets.
+	onlyDropped bool
+	// capture gets the headers of the packets; nil for none.
+	capture *capture
+}
+
+// flow identifies a connection by its first packet.
+type flow struct {
+	source, destination netip.AddrPort
+	protocol            uint8
+}
+
+// useWithHost takes the rules to explain with, and reads routes and settings. What cannot be read is not known.
+func (t *tracing) useWithHost(rules *ruledump.Snapshot) error {
+	_ = rules.AddHost()
+	return t.use(rules)
 }
 
 // packet prints a packet. If explain expects another way and somebody has committed since the rules were read, tracing
@@ -131,15 +168,24 @@ func (t *tracing) packet(ctx context.Context, p *underway) error {
 	if err == nil && out.Agrees != nil && !*out.Agrees {
 		var fresh *ruledump.Snapshot
 		if fresh, err = rereadKernel(ctx, t.conn, t.rules); err == nil && fresh != t.rules {
-			if err = t.use(fresh); err == nil {
+			if err = t.useWithHost(fresh); err == nil {
 				out, err = t.compare(p)
 			}
 		}
 	}
-	if err == nil {
-		err = t.tell(out)
+	delivered := err == nil && out.Outcome.Result != "dropped" && out.Outcome.Result != "refused"
+	if err != nil || t.onlyDropped && delivered {
+		return err
 	}
-	if t.left--; err == nil && t.left <= 0 {
+	if t.capture != nil {
+		err = t.capture.add(p)
+	}
+	of := flow{p.first.Source, p.first.Destination, p.first.Protocol}
+	if t.onlyDropped || !t.seen[of] {
+		t.seen[of] = true
+		t.wanted--
+	}
+	if err = cmp.Or(err, t.tell(out)); err == nil && t.wanted <= 0 {
 		err = errEnough
 	}
 	return err

@@ -27,7 +27,9 @@ func (c *comparer) use(rules *ruledump.Snapshot) (err error) {
 	none := func(*nft.Table, string, nft.Data) (element nft.Element, found bool, err error) {
 		return element, false, nil
 	}
-	c.rules, c.evaluator = rules, evaluator.New(rules.Tables, evaluator.Host{Addresses: rules.Addresses, Lookup: none})
+	host := rules.Host
+	host.Addresses, host.Lookup = rules.Addresses, none
+	c.rules, c.evaluator = rules, evaluator.New(rules.Tables, host)
 	c.frontends, err = rules.Frontends()
 	return err
 }
@@ -35,6 +37,7 @@ func (c *comparer) use(rules *ruledump.Snapshot) (err error) {
 // The reasons that only real packets have.
 const (
 	ReasonEstablished Reason = "established" // a later packet of a connection, which conntrack translates as the first
+	ReasonUnanswered  Reason = "unanswered"  // the same, but nothing has answered the connection
 	ReasonKernel      Reason = "kernel"      // no rule decided: the packet did not come to the next hook
 )
 
@@ -45,6 +48,9 @@ func (c *comparer) compare(p *underway) (*tracedPacket, error) {
 	packet := p.packet()
 	out := &tracedPacket{document: documentOf("Trace"), Time: p.begun.UTC(), Packet: packet.String()}
 	w := c.way(p)
+	if w.unfinished() {
+		w.result = evaluator.Dropped
+	}
 	e := &Explanation{nodeDocument: aboutNode("Trace", c.rules), packet: packet, rules: c.rules}
 	e.findFrontends(c.frontends)
 	fate := evaluator.Fate{Result: w.result, Destination: p.latest.Destination, Path: w.path} // as the trace alone has it
@@ -61,13 +67,18 @@ func (c *comparer) compare(p *underway) (*tracedPacket, error) {
 	o := &e.Outcomes[0]
 	out.Outcome, out.ServicePort = o, e.ServicePort
 	switch {
+	case agrees && fate.Failure != "":
+		o.Why = "no rule dropped it: " + o.Why
+	case agrees && found.connection != nil && found.connection.Unanswered && fate.Result == evaluator.Delivered:
+		o.Reason, o.Source, o.SourceReason = ReasonUnanswered, "", ""
+		o.Why = "retransmission: nothing has answered; look behind " + fate.Destination.Addr().String()
 	case agrees && found.connection != nil:
 		o.Reason, o.Source, o.SourceReason = ReasonEstablished, "", ""
 		o.Why = "conntrack: the connection is established, so NAT chains do not see the packet"
 	case agrees:
 	case w.unfinished():
 		o.Reason, o.Result, o.Source, o.head = ReasonKernel, "dropped", "", "dropped before the next hook"
-		o.Why = "no rule dropped it: the kernel did (no route, rp_filter, conntrack), unless a program holds it in a queue"
+		o.Why = "no rule dropped it, and no route explains it: the kernel did (conntrack), unless a program holds it in a queue"
 	case w.result == evaluator.Delivered:
 		o.Reason, o.Source, o.Why = ReasonOther, "", "explain expects another way"
 	default:
@@ -122,8 +133,9 @@ func (c *comparer) expected(e *Explanation, w *way, p *underway) (all evaluator.
 	if all, found, err = try(candidate{}); found != nil || err != nil {
 		return all, found, err
 	}
-	for _, masqueraded := range []bool{false, true} {
-		k := candidate{connection: &evaluator.Connection{Destination: to, Masqueraded: masqueraded}}
+	for _, known := range []evaluator.Connection{{}, {Masqueraded: true}, {Unanswered: true}, {Unanswered: true, Masqueraded: true}} {
+		known.Destination = to
+		k := candidate{connection: &known}
 		if _, found, err = try(k); found != nil || err != nil {
 			return all, found, err
 		}
@@ -175,5 +187,5 @@ func (w *way) unfinished() bool {
 	if last == "" {
 		return true
 	}
-	return w.result == evaluator.Delivered && (last == nft.HookPrerouting || last == nft.HookOutput)
+	return w.result != evaluator.Refused && !w.stopped && w.path[len(w.path)-1].Decision != nft.Drop && (last == nft.HookPrerouting || last == nft.HookOutput)
 }

@@ -63,8 +63,8 @@ type follower struct {
 	// table is the name of the marker's tables.
 	table string
 	to    listener
-	// open are the packets on their way, oldest first.
-	open []*underway
+	// open are the packets on their way, oldest first, and ended those that are complete, but began after one of these.
+	open, ended []*underway
 	// ending says that no more packets are wanted than those on their way.
 	ending bool
 }
@@ -181,7 +181,9 @@ func (f *follower) takeMark(ctx context.Context, step nft.Trace) error {
 		}
 	case at >= 0:
 		p := f.open[at]
-		p.ticks = 0
+		if p.ticks = 0; step.Destination.IsValid() {
+			p.latest = step
+		}
 		p.prerouted = p.prerouted || step.Chain == chainPrerouted
 		p.complete = p.complete || step.Chain == chainSent || step.Chain == chainReceived
 		return nil
@@ -237,15 +239,19 @@ func (f *follower) returning(step nft.Trace) (back *underway) {
 	return back
 }
 
-// finish hands over the packets that are complete.
+// finish hands over the packets that are complete, in the order in which they began.
 func (f *follower) finish(ctx context.Context, complete func(*underway) bool) error {
-	for i := 0; i < len(f.open); {
-		p := f.open[i]
-		if !complete(p) {
-			i++
-			continue
+	f.open = slices.DeleteFunc(f.open, func(p *underway) bool {
+		is := complete(p)
+		if is {
+			f.ended = append(f.ended, p)
 		}
-		f.open = slices.Delete(f.open, i, i+1)
+		return is
+	})
+	slices.SortStableFunc(f.ended, func(a, b *underway) int { return a.begun.Compare(b.begun) })
+	for len(f.ended) > 0 && (len(f.open) == 0 || !f.ended[0].begun.After(f.open[0].begun)) {
+		p := f.ended[0]
+		f.ended = f.ended[1:]
 		if err := f.to.packet(ctx, p); err != nil {
 			return err
 		}

@@ -17,6 +17,8 @@ type marker struct {
 	// table is the name of the tables.
 	table  string
 	tables []*nft.Table
+	// onlyNew marks packets of connections that nobody has answered.
+	onlyNew bool
 	// owner is the connection that owns the tables: the kernel deletes them when it closes. It is used for nothing else. A
 	// Conn whose reading is disturbed by a commit of another program opens a new socket, and the tables would be lost with
 	// the old one.
@@ -56,6 +58,10 @@ func (m *marker) close() {
 // packet comes. Each rule marks at most so many packets a second.
 func (m *marker) tablesFor(rules *ruledump.Snapshot, to []string, from string, atMost uint32) (tables []*nft.Table, err error) {
 	var targets []target
+	begin, priority := []nft.Statement(nil), int32(-400)
+	if m.onlyNew { // which connection tracking finds out first
+		begin, priority = append(begin, nft.Match{Field: nft.CTState, Value: nft.CTStateNew | nft.CTStateUntracked}), -199
+	}
 	for _, text := range to {
 		more, err := targetsOf(rules, text)
 		if err != nil {
@@ -77,7 +83,7 @@ func (m *marker) tablesFor(rules *ruledump.Snapshot, to []string, from string, a
 			if source.IsValid() {
 				statements = append(statements, nft.Match{Field: family.Saddr(), Value: source})
 			}
-			rules = append(rules, nft.NewRule(append(statements, nft.Limit{Rate: atMost, Burst: atMost}, nft.SetNftrace)...))
+			rules = append(rules, nft.NewRule(append(append(statements, begin...), nft.Limit{Rate: atMost, Burst: atMost}, nft.SetNftrace)...))
 		}
 		for _, p := range targets {
 			addr, port := p.Destination.Addr(), p.Destination.Port()
@@ -97,12 +103,15 @@ func (m *marker) tablesFor(rules *ruledump.Snapshot, to []string, from string, a
 		if set.Len() > 0 {
 			marks(nft.InSet{Key: set.Key, Set: set.Name})
 		}
+		if len(to) == 0 {
+			marks()
+		}
 		if len(rules) == 0 {
 			continue
 		}
 		table := &nft.Table{Family: family, Name: m.table, Owner: true, Sets: []*nft.Set{set}}
 		for _, hook := range []nft.Hook{nft.HookPrerouting, nft.HookOutput} {
-			table.Chains = append(table.Chains, &nft.Chain{Name: string(hook), Type: nft.TypeFilter, Hook: hook, Priority: -400, Rules: rules})
+			table.Chains = append(table.Chains, &nft.Chain{Name: string(hook), Type: nft.TypeFilter, Hook: hook, Priority: priority, Rules: rules})
 		}
 		// These mark nothing: the kernel reports their policies.
 		for _, c := range wayPoints {

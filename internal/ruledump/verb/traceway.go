@@ -114,7 +114,8 @@ func (w *way) is(fate *evaluator.Fate, p *underway) bool {
 	if w.stopped {
 		return fate.Destination == p.latest.Destination || p.latest.Destination == p.first.Destination
 	}
-	return len(rest) == 0 && fate.Result == w.result && fate.Destination == p.latest.Destination
+	sameResult := fate.Result == w.result || fate.Failure != "" && w.unfinished()
+	return len(rest) == 0 && sameResult && fate.Destination == p.latest.Destination
 }
 
 // reported reports whether the kernel reports a step of the evaluator's: a rule of the proxy's tables that matched, or a
