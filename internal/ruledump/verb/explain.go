@@ -292,7 +292,7 @@ func (e *Explanation) frontends() []*compiler.Frontend {
 
 // add adds an outcome, with its reasons.
 func (e *Explanation) add(o *evaluator.Outcome) {
-	out := Outcome{Result: o.Fate.Result.String(), Reason: reasonOf(&o.Fate), head: o.Head(explainShown), steps: folded(o.Fate.Path)}
+	out := Outcome{Result: o.Fate.Result.String(), Reason: reasonOf(&o.Fate), head: o.Head(explainShown), steps: folded(shownSteps(o.Fate.Path))}
 	f := cmp.Or(e.byAddress, e.byNodePort)
 	switch {
 	case o.Fate.Untouched():
@@ -462,23 +462,15 @@ func (e *Explanation) Text(p *Page) {
 		return
 	}
 	p.printf("%s\n\n", e.Packet)
-	if len(e.Outcomes) > 1 {
-		p.printf("%d possible fates\n\n", len(e.Outcomes))
+	fates := equalFates(e.Outcomes)
+	if len(fates) > 1 {
+		p.printf("%d possible fates\n\n", len(fates))
 	}
-	for i, o := range e.Outcomes {
+	for i, equal := range fates {
 		if i > 0 {
 			p.WriteByte('\n')
 		}
-		p.printf("%s\n  why: %s\n", p.headOf(&o), o.Why)
-		for _, r := range o.Remarks {
-			p.printf("  %s\n", p.bad(r.String()))
-		}
-		for _, d := range o.DependsOn {
-			p.printf("  %s\n", d.condition())
-		}
-		for line := range strings.Lines(o.steps.String()) {
-			p.printf("  %s", line)
-		}
+		printFate(p, equal)
 	}
 	e.printPlaces(p)
 	for _, c := range e.Affinity {

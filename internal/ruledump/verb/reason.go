@@ -10,6 +10,7 @@ import (
 	"github.com/nftproxy/nftproxy/evaluator"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
+	"golang.org/x/sys/unix"
 )
 
 // Reason is the reason of a packet's fate, in a word.
@@ -262,7 +263,7 @@ func (e *Explanation) why(o *Outcome, fate *evaluator.Fate, dialed *compiler.Fro
 		name = dialed.ServicePort
 	}
 	switch {
-	case fate.Failure != "" && dialed != nil:
+	case fate.Failure != "" && dialed != nil && fate.Destination != e.packet.Destination:
 		return "the kernel does not route it, after " + name + " has chosen the destination"
 	case fate.Failure != "":
 		return "the kernel does not route it"
@@ -286,6 +287,12 @@ func (e *Explanation) why(o *Outcome, fate *evaluator.Fate, dialed *compiler.Fro
 	case ReasonNotService:
 		if isUntracked(fate.Path) {
 			return "left alone: a rule keeps it from connection tracking, and only packets that are tracked are translated"
+		}
+		if f := e.byNodePort; f != nil && e.packet.Destination.Addr().IsLoopback() {
+			if e.packet.Protocol == unix.IPPROTO_TCP {
+				return "left alone by the rules: at loopback addresses the proxy's own forwarder serves node ports, if nodePortAddresses names localhost: " + f.ServicePort
+			}
+			return "left alone by the rules: at loopback addresses the proxy's own forwarder serves node ports, but only those of TCP: " + f.ServicePort
 		}
 		return "left alone: no Service has this address and port here"
 	case ReasonNoEndpoints:
