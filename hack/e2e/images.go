@@ -120,9 +120,14 @@ func (o options) assemble(ctx context.Context, root, coredns, pause string) ([]i
 	if err != nil {
 		return nil, err
 	}
+	agnhost, err := o.agnhostSource(ctx)
+	if err != nil {
+		return nil, err
+	}
 	programs, alone := filepath.Join(o.images, "programs.tar"), filepath.Join(o.images, "pause.tar")
 	if err := writeLayer(programs, []entry{
 		{from: filepath.Join(o.programs, "agnhost"), to: "agnhost"}, {from: coredns, to: "coredns"},
+		{from: filepath.Join(agnhost, "porter/localhost.crt"), to: "localhost.crt"}, {from: filepath.Join(agnhost, "porter/localhost.key"), to: "localhost.key"},
 		{link: "agnhost", to: "agnhost-2"}, {dir: true, to: "uploads"},
 	}); err != nil {
 		return nil, err
@@ -145,6 +150,17 @@ func (o options) assemble(ctx context.Context, root, coredns, pause string) ([]i
 		images = append(images, made)
 	}
 	return images, nil
+}
+
+// agnhostSource is the directory of agnhost in Kubernetes' module.
+func (o options) agnhostSource(ctx context.Context) (string, error) {
+	cmd := exec.CommandContext(ctx, o.goCommand, "list", "-m", "-f", "{{.Dir}}", "k8s.io/kubernetes")
+	cmd.Dir, cmd.Env = "kubernetes", append(os.Environ(), "GOWORK=off")
+	dir, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("the source of agnhost: %w", err)
+	}
+	return filepath.Join(strings.TrimSpace(string(dir)), "test/images/agnhost"), nil
 }
 
 // suiteImageNames asks the suite what it calls its images: all names, by the last word of the path.

@@ -110,15 +110,12 @@ func (o options) versions(ctx context.Context, c *cluster) ([][2]string, error) 
 	if err := unix.Uname(&kernel); err != nil {
 		return nil, err
 	}
-	commit, err := exec.CommandContext(ctx, "git", "describe", "--always", "--exclude=*", "--dirty").Output()
-	if err != nil {
-		return nil, fmt.Errorf("git describe: %w", err)
-	}
-	all := [][2]string{{"nftproxy", strings.TrimSpace(string(commit))}}
+	var all [][2]string
 	for _, v := range []struct {
 		name string
 		cmd  *exec.Cmd
 	}{
+		{"nftproxy", program(filepath.Join(o.binaries, "kube-proxy"), "--version")},
 		{"Kubernetes", c.program("kubelet", "--version")}, {"etcd", c.program("etcd", "--version")},
 		{"containerd", program("containerd", "--version")}, {"runc", program("runc", "--version")},
 		{"CoreDNS", program(filepath.Join(o.images, "coredns"), "--version")},
