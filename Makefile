@@ -145,7 +145,10 @@ NEEDS = nft:nftables iptables-nft-restore:iptables iptables-legacy-restore:iptab
 CNI_PLUGINS := /usr/lib/cni
 POLICY := /usr/sbin/policy-rc.d
 
-# bird2 brings a daemon, which tests start in their namespaces. It must not run on the machine itself, now or later.
+# What needs the programs.
+WANTS := make test
+# bird2 and containerd bring daemons, which tests start in their namespaces. They must not run on the machine itself,
+# now or later.
 prerequisites: ## installs what `make test` lacks; with NO_INSTALL=1, or without root or apt-get, only names it
 	@programs=; packages=; PATH="$$PATH:$(CNI_PLUGINS)"; \
 	for need in $(NEEDS); do \
@@ -154,15 +157,16 @@ prerequisites: ## installs what `make test` lacks; with NO_INSTALL=1, or without
 		case "$$programs " in *" $$program "*) ;; *) programs="$$programs $$program";; esac; \
 		case "$$packages " in *" $$package "*) ;; *) packages="$$packages $$package";; esac; \
 	done; \
-	[ "$$(id -u)" = 0 ] || { echo "make test lacks root (sudo make test)$${programs:+ and$$programs (apt-get install$$packages)}; make quick needs nothing but Go" >&2; exit 1; }; \
+	[ "$$(id -u)" = 0 ] || { echo "$(WANTS) lacks root (sudo $(WANTS))$${programs:+ and$$programs (apt-get install$$packages)}; make quick needs nothing but Go" >&2; exit 1; }; \
 	[ -n "$$programs" ] || exit 0; \
 	if [ -n "$(NO_INSTALL)" ] || ! command -v apt-get >/dev/null; then \
-		echo "make test lacks$$programs (apt-get install$$packages); make quick needs nothing but Go" >&2; exit 1; \
+		echo "$(WANTS) lacks$$programs (apt-get install$$packages); make quick needs nothing but Go" >&2; exit 1; \
 	fi; \
-	echo "make test lacks$$programs: apt-get installs$$packages (NO_INSTALL=1 refuses)"; \
+	echo "$(WANTS) lacks$$programs: apt-get installs$$packages (NO_INSTALL=1 refuses)"; \
 	policy=$(POLICY); [ -e $$policy ] || { printf '#!/bin/sh\nexit 101\n' >$$policy; chmod +x $$policy; trap "rm -f $$policy" EXIT; }; \
 	apt-get update -qq; DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$packages >/dev/null; \
-	case "$$packages " in *" bird2 "*) ! command -v update-rc.d >/dev/null || update-rc.d bird disable;; esac
+	case "$$packages " in *" bird2 "*) ! command -v update-rc.d >/dev/null || update-rc.d bird disable;; esac; \
+	case "$$packages " in *" containerd "*) ! command -v update-rc.d >/dev/null || update-rc.d containerd disable;; esac
 
 .PHONY: machine
 # The tests of direct return hold both ends of some 5,000 connections in one process.
@@ -289,6 +293,14 @@ test-kubernetes: prerequisites kubernetes/kube-proxy kubernetes/kube-apiserver k
 	$(TEST) ./integration -count=1 -run '^TestMigrationPage$$/^HTTP' -args -kube-proxy $(abspath $(KUBERNETES))/kube-proxy
 	$(TEST) ./integration/realapiserver ./internal/testkit/apiservertest -count=1 -timeout 20m -args -kubernetes $(abspath $(KUBERNETES))
 	$(TEST) ./internal/testkit/proxytest -count=1 -run '^TestKubernetesAPIServer$$' -args -kubernetes $(abspath $(KUBERNETES))
+
+PARTS ?=
+.PHONY: e2e
+e2e: WANTS = make e2e
+e2e: NEEDS = containerd:containerd runc:runc mmdebstrap:mmdebstrap ptp:containernetworking-plugins iptables:iptables nft:nftables
+e2e: prerequisites build kubernetes ## docs/e2e-report.md: Kubernetes' own e2e suite in a cluster of three nodes; PARTS=dns,hostport for some of it; needs root and 8 GB
+	$(BUILD) -o $(BIN)/_e2e ./hack/e2e
+	$(BIN)/_e2e run --go $(GO) --bin $(BIN) --parts '$(PARTS)' --page $(if $(PARTS),$(BIN)/e2e-report.md,docs/e2e-report.md)
 
 test-kernels: ## the tests that depend on the kernel, on Debian's kernels 6.1 and 6.12 in qemu; long
 	$(GO) run ./hack/kernels -report docs/kernels.md

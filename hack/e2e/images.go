@@ -42,6 +42,7 @@ var suiteImages = []struct {
 	{"nginx", nil, []string{"nginx", "-g", "daemon off;"}},
 	{"glibc-dns-testing", nil, []string{"/bin/sh"}},
 	{"distroless-iptables", nil, []string{"/bin/sh"}},
+	{"regression-issue-74839", []string{"/regression-issue-74839"}, nil},
 }
 
 // makeImages makes the images that are missing.
@@ -127,6 +128,7 @@ func (o options) assemble(ctx context.Context, root, coredns, pause string) ([]i
 	programs, alone := filepath.Join(o.images, "programs.tar"), filepath.Join(o.images, "pause.tar")
 	if err := writeLayer(programs, []entry{
 		{from: filepath.Join(o.programs, "agnhost"), to: "agnhost"}, {from: coredns, to: "coredns"},
+		{from: filepath.Join(o.programs, "regression-issue-74839"), to: "regression-issue-74839"},
 		{from: filepath.Join(agnhost, "porter/localhost.crt"), to: "localhost.crt"}, {from: filepath.Join(agnhost, "porter/localhost.key"), to: "localhost.key"},
 		{link: "agnhost", to: "agnhost-2"}, {dir: true, to: "uploads"},
 	}); err != nil {

@@ -94,7 +94,6 @@ func runNodeInit(args []string) error {
 	return serveAsInit()
 }
 
-// mount makes the directory if it is missing: it is then in a file system of the place's own.
 func mount(source, target, kind, data string) error {
 	if err := unix.Mount(source, target, kind, 0, data); err != nil {
 		return fmt.Errorf("mounting %s: %w", target, err)

@@ -53,31 +53,31 @@ var processes = map[string]func(args []string) error{
 	balancerProcess: runBalancer,
 }
 
+// stateDir has the state and the logs of the cluster. A machine has one cluster, since the cgroups have one name.
+const stateDir = "/var/tmp/nftproxy-e2e"
+
 // options are those of all commands.
 type options struct {
-	state      string
-	programs   string
-	binaries   string
-	images     string
-	proxy      string
-	kubeProxy  string
-	goCommand  string
-	parts      string
-	page       string
-	known      string
-	node       string
-	noDownload bool
-	procs      int
-	keep       bool
+	state     string
+	programs  string
+	binaries  string
+	images    string
+	proxy     string
+	goCommand string
+	parts     string
+	page      string
+	known     string
+	node      string
+	procs     int
+	keep      bool
 }
 
 // contenders are the values of --proxy.
 var contenders = []string{"nftproxy", "kube-proxy", "kube-proxy-iptables", "none"}
 
 func parse(args []string) (options, []string, error) {
-	var o options
+	o := options{state: stateDir}
 	flags := flag.NewFlagSet("e2e", flag.ContinueOnError)
-	flags.StringVar(&o.state, "state", "/var/tmp/nftproxy-e2e", "the `directory` of the cluster's state and logs")
 	flags.StringVar(&o.programs, "kubernetes", "", "the `directory` with Kubernetes' own programs (default: that of make kubernetes)")
 	flags.StringVar(&o.binaries, "bin", "bin", "the `directory` with this module's kube-proxy")
 	flags.StringVar(&o.images, "images", "bin/e2e", "the `directory` in which images are kept")
@@ -92,7 +92,7 @@ func parse(args []string) (options, []string, error) {
 	if err := flags.Parse(args); err != nil {
 		return o, nil, err
 	}
-	for _, path := range []*string{&o.state, &o.programs, &o.binaries, &o.images} {
+	for _, path := range []*string{&o.programs, &o.binaries, &o.images} {
 		if *path == "" {
 			continue
 		}

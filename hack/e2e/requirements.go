@@ -19,7 +19,7 @@ var needed = map[string]string{
 }
 
 // kubernetesPrograms are those of make kubernetes that a cluster runs.
-var kubernetesPrograms = []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl", "kube-proxy", "agnhost", "ginkgo", "e2e.test"}
+var kubernetesPrograms = []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl", "kube-proxy", "agnhost", "regression-issue-74839", "ginkgo", "e2e.test"}
 
 const memoryNeeded = 8 << 30
 

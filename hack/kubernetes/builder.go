@@ -86,13 +86,14 @@ func (b builder) build(ctx context.Context, p program, version, dir string) erro
 }
 
 // stale returns the packages of a program that go has not compiled yet. It leaves out programs and tests, which go
-// compiles when it links.
+// compiles when it links. Of a test it returns Kubernetes' own packages alone: others may be of a module that go.mod need
+// not name for the test, and then go refuses to compile them by name.
 func (b builder) stale(ctx context.Context, p program, flags []string) ([]string, error) {
-	args := []string{"list", "-deps"}
+	args, condition := []string{"list", "-deps"}, `.Stale (ne .Name "main") (not .ForTest)`
 	if p.test {
-		args = append(args, "-test")
+		args, condition = append(args, "-test"), condition+` .Module (eq .Module.Path "`+kubernetesModule+`")`
 	}
-	args = append(append(args, flags...), "-f", `{{if and .Stale (ne .Name "main") (not .ForTest)}}{{.ImportPath}}{{end}}`, p.pkg)
+	args = append(append(args, flags...), "-f", `{{if and `+condition+`}}{{.ImportPath}}{{end}}`, p.pkg)
 	out, err := b.output(ctx, args...)
 	return strings.Fields(out), err
 }

@@ -18,6 +18,7 @@ var programs = []program{
 	{name: "kube-scheduler", pkg: "k8s.io/kubernetes/cmd/kube-scheduler"},
 	{name: "kubelet", pkg: "k8s.io/kubernetes/cmd/kubelet"},
 	{name: "agnhost", pkg: "k8s.io/kubernetes/test/images/agnhost"},
+	{name: "regression-issue-74839", pkg: "k8s.io/kubernetes/test/images/regression-issue-74839"}, // a server of the e2e suite
 	{name: "ginkgo", pkg: "github.com/onsi/ginkgo/v2/ginkgo"},
 	{name: "e2e.test", pkg: "k8s.io/kubernetes/test/e2e", test: true},
 }
