@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -169,6 +170,42 @@ node-4 is not known: no answer within 90s
 		if status, _, stderr := execute("check", "--collect", file); status != exitFailed || !strings.Contains(stderr, want) {
 			t.Errorf("%s: status %d, %s; want %q", answer, status, stderr, want)
 		}
+	}
+}
+
+// TestCheckProxy reads what a report has of the proxy.
+func TestCheckProxy(t *testing.T) {
+	for name, tt := range map[string]struct{ health, metrics, state, cause string }{
+		"applied":             {`{"healthy": true, "status": {"IPv4": {"lastUpdated": "2026-11-22T03:00:00Z"}}}`, "kubeproxy_contested_addresses 0\n", proxyApplied, ""},
+		"not healthy":         {`{"healthy": false, "problems": ["syncs fail"]}`, "", proxyFailing, "the proxy is not healthy"},
+		"contested addresses": {`{"healthy": true}`, "# HELP\nkubeproxy_contested_addresses 2\n", proxyApplied, "addresses that several Services claim: 2"},
+		"no JSON":             {"<html>", "", proxyUnknown, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := manyServices(t, 1, 1)
+			s.Files = map[string][]byte{"healthz.json": []byte(tt.health), "metrics.txt": []byte(tt.metrics)}
+			e := newChecker(s, nil, nil)
+			e.addProxy(t.Context(), &source{})
+			c, cause := e.finish(), ""
+			if len(c.Findings) > 0 {
+				cause = c.Findings[0].Cause
+			}
+			if c.Proxy.State != tt.state || cause != tt.cause {
+				t.Errorf("%+v, %q; want %s, %q", c.Proxy, cause, tt.state, tt.cause)
+			}
+		})
+	}
+}
+
+// TestCheckCauses makes more causes than a check keeps.
+func TestCheckCauses(t *testing.T) {
+	e := newChecker(manyServices(t, 1, 1), nil, nil)
+	for i := range 2 * maxCauses {
+		e.fact(levelRemark, fmt.Sprint("cause ", i), "", "")
+	}
+	c := e.finish()
+	if last := c.Findings[len(c.Findings)-1]; len(c.Findings) != maxCauses+1 || last.Cause != "causes beyond the first 500" {
+		t.Errorf("%d findings, the last %q", len(c.Findings), last.Cause)
 	}
 }
 

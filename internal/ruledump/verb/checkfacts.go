@@ -17,11 +17,11 @@ import (
 
 // fact adds a cause that no single packet shows. It takes the place of one that a packet has shown.
 func (e *checker) fact(l checkLevel, text, why, more string) *cause {
-	key := causeKey{text: text}
+	key := e.bounded(causeKey{text: text})
 	c := e.causes[key]
 	if c == nil {
 		c = &cause{
-			CheckFinding: CheckFinding{Level: l, Cause: text, Why: why, More: more}, services: map[string]bool{}, clients: map[string]bool{},
+			CheckFinding: CheckFinding{Level: l, Cause: key.text, Why: why, More: more}, services: map[string]bool{}, clients: map[string]bool{},
 			endpoints: map[netip.AddrPort]bool{}, order: len(e.causes),
 		}
 		e.causes[key] = c

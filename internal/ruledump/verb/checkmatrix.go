@@ -208,14 +208,27 @@ func (c *cause) worse(than *cause) bool {
 	return c.Level == levelBroken && than.Level != levelBroken
 }
 
+// maxCauses bounds the findings. Each network without a route is one, and rules may be refused in as many ways as there are
+// packets.
+const maxCauses = 500
+
+// bounded returns the key of a cause, or that of all causes beyond the bound.
+func (e *checker) bounded(key causeKey) causeKey {
+	if e.causes[key] == nil && len(e.causes) >= maxCauses {
+		return causeKey{text: fmt.Sprintf("causes beyond the first %d", maxCauses)}
+	}
+	return key
+}
+
 func (e *checker) addTrouble(f *compiler.Frontend, client int, p *evaluator.Packet, t *trouble) *cause {
-	c := e.causes[t.causeKey]
+	key := e.bounded(t.causeKey)
+	c := e.causes[key]
 	if c == nil {
 		c = &cause{
-			CheckFinding: CheckFinding{Level: levelRemark, Cause: t.text, Why: t.why}, services: map[string]bool{}, clients: map[string]bool{},
+			CheckFinding: CheckFinding{Level: levelRemark, Cause: key.text, Why: t.why}, services: map[string]bool{}, clients: map[string]bool{},
 			endpoints: map[netip.AddrPort]bool{}, order: len(e.causes), undecided: true,
 		}
-		e.causes[t.causeKey] = c
+		e.causes[key] = c
 	}
 	level := levelBroken
 	if t.asked || t.undecided {

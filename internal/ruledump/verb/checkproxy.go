@@ -38,6 +38,11 @@ func (e *checker) addProxy(ctx context.Context, from *source) {
 			e.Proxy.Rules += uint32(len(c.Rules))
 		}
 	}
+	metrics := e.rules.Files["metrics.txt"]
+	if e.live && from.proxy != nil {
+		_, metrics, _ = ruledump.Page(ctx, "http://"+from.proxy.Address+"/metrics", maxPage) // without them it is not known
+	}
+	e.checkContested(string(metrics))
 	switch text := e.rules.Files["healthz.json"]; {
 	case e.rules.KubeProxys():
 		e.Proxy.Why = "Kubernetes' kube-proxy has written these rules"
@@ -51,6 +56,16 @@ func (e *checker) addProxy(ctx context.Context, from *source) {
 		e.fact(levelBroken, "no proxy keeps these rules", "changes of Services and endpoints do not come here: "+e.Proxy.Why, "kubectl -n kube-system get pods -o wide; ruledump diff")
 	case from.noProxy != nil:
 		e.Proxy.Why = from.noProxy.Error()
+	}
+}
+
+// checkContested looks in the proxy's metrics for addresses that several Services claim. The rules have one of them alone.
+func (e *checker) checkContested(metrics string) {
+	for line := range strings.Lines(metrics) {
+		if value, is := strings.CutPrefix(line, "kubeproxy_contested_addresses "); is && strings.TrimSpace(value) != "0" {
+			e.fact(levelRemark, "addresses that several Services claim: "+strings.TrimSpace(value), "one Service gets each; the proxy's log and the events of the others name them",
+				"kubectl get events -A; ruledump check --kubeconfig FILE --node NODE")
+		}
 	}
 }
 
