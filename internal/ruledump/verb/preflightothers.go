@@ -24,8 +24,8 @@ func (p *preflight) checkRules() {
 		p.look(oneLine(err), "rules of other programs that depend on kube-proxy's may be missing here", "")
 	}
 	if len(p.others.Kubelet) > 0 {
-		p.fine("chains of the kubelet stay: "+some(p.others.Kubelet, shownNames), "they are not kube-proxy's, though their names begin with KUBE-, and no proxy removes them",
-			"nothing; where the kubelet no longer keeps them, the next start of the node is without them")
+		p.out.add(finding{"leftovers", levelGo, "chains of the kubelet stay: " + some(p.others.Kubelet, shownNames),
+			"they are not kube-proxy's, though their names begin with KUBE-, and no proxy removes them", ""})
 	}
 	var jumps []string
 	for _, u := range p.others.Uses {
