@@ -303,6 +303,23 @@ add rule ip nat PREROUTING jump KUBE-SERVICES
 `)
 		i.sees(t, "10.244.1.254:", i.l.Client, "10.96.0.80:80")
 	},
+	"conntrack-full": func(t *testing.T, i *incident) { i.edge(t, "") },
+	"mtu": func(t *testing.T, i *incident) {
+		i.both(t, "config.yaml")
+		i.command(t, i.l.Node, "ip", "link", "set", "eth0", "mtu", "1300")
+	},
+	"proxy-dead": func(t *testing.T, i *incident) { i.edge(t, "") },
+	"unanswered": func(t *testing.T, i *incident) {
+		pod, err := i.l.AddPod("edge", netip.MustParseAddr("10.244.1.5"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		i.apply(t, "edge.yaml")
+		lab.Nft(t, pod, "table ip inside {\n chain in { type filter hook input priority 0; policy accept;\n tcp dport 8080 drop\n }\n}\n", "-f", "-")
+		for range 4 {
+			i.try(i.l.Client, "10.96.0.80:80")
+		}
+	},
 	"affinity": func(t *testing.T, i *incident) {
 		i.pod(t, "10.244.1.5")
 		i.apply(t, "affinity-before.yaml")
@@ -402,7 +419,7 @@ func (i *incident) run(t *testing.T, binary, command string) string {
 		}
 	}
 	if words[1] == "check" {
-		words = append(words, "--proxy-address=") // nobody keeps the rules here
+		words = slices.Insert(words, 2, "--proxy-address=") // nobody keeps the rules here; a command of the page may ask all the same
 	}
 	cmd := exec.Command(binary, words[1:]...)
 	cmd.Dir = "../docs/troubleshooting"
