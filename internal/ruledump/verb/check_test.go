@@ -175,11 +175,14 @@ node-4 is not known: no answer within 90s
 
 // TestCheckProxy reads what a report has of the proxy.
 func TestCheckProxy(t *testing.T) {
-	for name, tt := range map[string]struct{ health, metrics, state, cause string }{
-		"applied":             {`{"healthy": true, "status": {"IPv4": {"lastUpdated": "2026-11-22T03:00:00Z"}}}`, "kubeproxy_contested_addresses 0\n", proxyApplied, ""},
-		"not healthy":         {`{"healthy": false, "problems": ["syncs fail"]}`, "", proxyFailing, "the proxy is not healthy"},
-		"contested addresses": {`{"healthy": true}`, "# HELP\nkubeproxy_contested_addresses 2\n", proxyApplied, "addresses that several Services claim: 2"},
-		"no JSON":             {"<html>", "", proxyUnknown, ""},
+	for name, tt := range map[string]struct {
+		health, metrics, state, cause string
+		repairs                       uint64
+	}{
+		"applied":             {`{"healthy": true, "status": {"IPv4": {"lastUpdated": "2026-11-22T03:00:00Z"}}}`, "kubeproxy_contested_addresses 0\nkubeproxy_nftables_foreign_changes_repaired_total 3\n", proxyApplied, "", 3},
+		"not healthy":         {`{"healthy": false, "problems": ["syncs fail"]}`, "", proxyFailing, "the proxy is not healthy", 0},
+		"contested addresses": {`{"healthy": true}`, "# HELP\nkubeproxy_contested_addresses 2\n", proxyApplied, "addresses that several Services claim: 2", 0},
+		"no JSON":             {"<html>", "", proxyUnknown, "", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := manyServices(t, 1, 1)
@@ -190,7 +193,7 @@ func TestCheckProxy(t *testing.T) {
 			if len(c.Findings) > 0 {
 				cause = c.Findings[0].Cause
 			}
-			if c.Proxy.State != tt.state || cause != tt.cause {
+			if c.Proxy.State != tt.state || cause != tt.cause || c.Proxy.Repairs != tt.repairs {
 				t.Errorf("%+v, %q; want %s, %q", c.Proxy, cause, tt.state, tt.cause)
 			}
 		})

@@ -46,7 +46,6 @@ func (c *Check) HTML() string {
 	c.addHead(&head)
 	c.addFindings(&findings)
 	addNames(&node, "Not looked at", c.NotLookedAt, len(c.NotLookedAt))
-	addNames(&node, "Last commits to the tables", c.Changed, len(c.Changed))
 	// One pass: nothing looks for marks in what was put in.
 	return strings.NewReplacer(
 		"{{title}}", html.EscapeString(plain(c.headline())), "{{scriptHash}}", hash(checkJS), "{{styleHash}}", hash(style), "{{style}}", style, "{{script}}", checkJS,
@@ -139,8 +138,8 @@ func (c *Check) addHead(m *markup) {
 		m.add("<small>$ not inserted, $ dropped, $ dropped early</small></dd></div>\n", k.InsertFailed, k.Drop, k.EarlyDrop)
 	}
 	m.add(tile, "Proxy", c.Proxy.State, c.Proxy.State, cmp.Or(c.Proxy.Why, "last sync: "+orDash(moment(c.Proxy.LastSync))))
-	if len(c.Changed) > 0 {
-		m.add(tile, "Tables last changed by", "", c.Changed[0].Program, moment(c.Changed[0].When))
+	if n := c.Proxy.Repairs; n > 0 {
+		m.add(tile, "Repairs of the tables", "", n, "ruledump watch names who changes them")
 	}
 	m.add("</dl>")
 }
@@ -151,12 +150,6 @@ func moment(t time.Time) string {
 		return ""
 	}
 	return t.UTC().Format(time.DateTime + " UTC")
-}
-
-// String is the program, and what else is known of a commit.
-func (k CheckCommit) String() string {
-	parts := []string{k.Program, k.Parent, k.Unit, fmt.Sprint("generation ", k.Generation), moment(k.When)}
-	return strings.Join(slices.DeleteFunc(parts, func(part string) bool { return part == "" }), ", ")
 }
 
 func (c *Check) addFindings(m *markup) {

@@ -81,8 +81,7 @@ func brokenNode(t testing.TB) *Check {
 			{netip.MustParseAddrPort("10.244.2.10:8080"), "node-2", "shop/search-1", 1, 9, 9, 0}, {netip.MustParseAddrPort("10.244.2.11:8080"), "node-2", "shop/search-3", 1, 7, 7, 0},
 		},
 		Conntrack:   &CheckConntrack{Entries: 217_580, Limit: 262_144, InsertFailed: 3, EarlyDrop: 12},
-		Proxy:       CheckProxy{State: "applied", LastSync: taken.Add(-12 * time.Second), Generation: 4312, Rules: 61},
-		Changed:     []CheckCommit{{4312, "nft", "bash", "session-4.scope", taken.Add(-8 * time.Minute)}, {4311, "kube-proxy", "containerd-shim", "kubepods", taken.Add(-9 * time.Minute)}},
+		Proxy:       CheckProxy{State: "applied", LastSync: taken.Add(-12 * time.Second), Generation: 4312, Rules: 61, Repairs: 2},
 		NotLookedAt: []string{"programs of tc at eth0"},
 	}
 	return c
@@ -201,7 +200,7 @@ var hostileTexts = []string{
 func hostileNode(t testing.TB, text string) *Check {
 	c := brokenNode(t)
 	c.Node, c.Proxy = text, CheckProxy{State: text, Why: text}
-	c.NotLookedAt, c.Changed = []string{text}, []CheckCommit{{1, text, text, text, c.Taken}}
+	c.NotLookedAt = []string{text}
 	f := &c.Findings[0]
 	f.Level, f.Cause, f.Why, f.More, f.Clients = checkLevel(text), text, text, text, []string{text}
 	f.Services = slices.Repeat([]string{text}, 8)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
@@ -42,7 +43,7 @@ func (e *checker) addProxy(ctx context.Context, from *source) {
 	if e.live && from.proxy != nil {
 		_, metrics, _ = ruledump.Page(ctx, "http://"+from.proxy.Address+"/metrics", maxPage) // without them it is not known
 	}
-	e.checkContested(string(metrics))
+	e.readMetrics(string(metrics))
 	switch text := e.rules.Files["healthz.json"]; {
 	case e.rules.KubeProxys():
 		e.Proxy.Why = "Kubernetes' kube-proxy has written these rules"
@@ -59,11 +60,18 @@ func (e *checker) addProxy(ctx context.Context, from *source) {
 	}
 }
 
-// checkContested looks in the proxy's metrics for addresses that several Services claim. The rules have one of them alone.
-func (e *checker) checkContested(metrics string) {
+// readMetrics looks in the proxy's metrics for its repairs, and for addresses that several Services claim: the rules have one
+// Service alone for each address.
+func (e *checker) readMetrics(metrics string) {
 	for line := range strings.Lines(metrics) {
-		if value, is := strings.CutPrefix(line, "kubeproxy_contested_addresses "); is && strings.TrimSpace(value) != "0" {
-			e.fact(levelRemark, "addresses that several Services claim: "+strings.TrimSpace(value), "one Service gets each; the proxy's log and the events of the others name them",
+		name, text, _ := strings.Cut(strings.TrimSpace(line), " ")
+		value, err := strconv.ParseFloat(text, 64)
+		switch {
+		case err != nil || value <= 0:
+		case name == "kubeproxy_nftables_foreign_changes_repaired_total":
+			e.Proxy.Repairs = uint64(value)
+		case name == "kubeproxy_contested_addresses":
+			e.fact(levelRemark, fmt.Sprintf("addresses that several Services claim: %.0f", value), "one Service gets each; the proxy's log and the events of the others name them",
 				"kubectl get events -A; ruledump check --kubeconfig FILE --node NODE")
 		}
 	}

@@ -25,8 +25,6 @@ type Check struct {
 	// Conntrack: connection tracking; absent if it could not be read
 	Conntrack *CheckConntrack `json:"conntrack,omitempty"`
 	Proxy     CheckProxy      `json:"proxy"` // the program that keeps these rules
-	// Changed: who committed to the tables last, as far as known
-	Changed []CheckCommit `json:"changed,omitempty"`
 	// NotLookedAt: what may be on the way of packets, or belongs to the check, and could not be looked at
 	NotLookedAt []string `json:"notLookedAt,omitempty"`
 
@@ -138,13 +136,7 @@ type CheckProxy struct {
 	// Generation: the kernel's count of commits when the rules were read; absent where they are not from a kernel
 	Generation uint32 `json:"generation,omitempty"`
 	Rules      uint32 `json:"rules,omitempty"` // number of rules in the proxy's tables
-}
-
-// CheckCommit is a commit to the tables.
-type CheckCommit struct {
-	Generation uint32    `json:"generation"`
-	Program    string    `json:"program"`
-	Parent     string    `json:"parent,omitempty"` // the program that started it
-	Unit       string    `json:"unit,omitempty"`   // its unit or cgroup
-	When       time.Time `json:"when,omitzero"`
+	// Repairs: number of repairs of the tables since the proxy started, after external changes or failed commits. The kernel
+	// does not keep who made a change; ruledump watch names who makes the next one.
+	Repairs uint64 `json:"repairs,omitempty"`
 }
