@@ -161,26 +161,36 @@ func routingRule(family nft.Family, r netlink.Rule) evaluator.RoutingRule {
 	return out
 }
 
-// addPolicies reads the policies of IPsec.
+// addPolicies reads the policies of IPsec. The order counts within one IP family alone.
 func (s *Snapshot) addPolicies() {
-	policies, err := netlink.XfrmPolicyList(netlink.FAMILY_ALL)
-	if err != nil {
-		s.NotLookedAt = append(s.NotLookedAt, "policies of IPsec: "+err.Error())
-	}
-	slices.SortStableFunc(policies, func(a, b netlink.XfrmPolicy) int { return cmp.Compare(a.Priority, b.Priority) })
-	for _, p := range policies {
-		direction, is := map[netlink.Dir]string{netlink.XFRM_DIR_IN: "in", netlink.XFRM_DIR_OUT: "out", netlink.XFRM_DIR_FWD: "fwd"}[p.Dir]
-		if !is {
-			continue // of a socket
+	for _, family := range nft.Families {
+		policies, err := netlink.XfrmPolicyList(netlinkFamilies[family])
+		if err != nil {
+			s.NotLookedAt = append(s.NotLookedAt, "policies of IPsec: "+err.Error())
 		}
-		family := nft.FamilyIP
-		if p.Dst != nil && p.Dst.IP.To4() == nil {
-			family = nft.FamilyIP6
+		slices.SortStableFunc(policies, func(a, b netlink.XfrmPolicy) int { return cmp.Compare(a.Priority, b.Priority) })
+		for _, p := range policies {
+			if direction, is := policyDirections[p.Dir]; is { // the others are of sockets
+				s.Host.Policies = append(s.Host.Policies, evaluator.Policy{
+					Direction: direction, Source: selectorIn(p.Src, family), Destination: selectorIn(p.Dst, family), Protocol: uint8(p.Proto),
+					SourcePort: uint16(p.SrcPort), DestinationPort: uint16(p.DstPort), Block: p.Action == netlink.XFRM_POLICY_BLOCK, Transform: len(p.Tmpls) > 0,
+					Unknown: p.Mark != nil || p.Ifindex != 0 || p.Ifid != 0,
+				})
+			}
 		}
-		s.Host.Policies = append(s.Host.Policies, evaluator.Policy{
-			Direction: direction, Source: prefixIn(p.Src, family), Destination: prefixIn(p.Dst, family), Protocol: uint8(p.Proto),
-			SourcePort: uint16(p.SrcPort), DestinationPort: uint16(p.DstPort), Block: p.Action == netlink.XFRM_POLICY_BLOCK, Transform: len(p.Tmpls) > 0,
-			Unknown: p.Mark != nil || p.Ifindex != 0 || p.Ifid != 0,
-		})
 	}
+}
+
+var policyDirections = map[netlink.Dir]string{netlink.XFRM_DIR_IN: "in", netlink.XFRM_DIR_OUT: "out", netlink.XFRM_DIR_FWD: "fwd"}
+
+// selectorIn returns a prefix of a policy. The library takes an IPv6 address whose last twelve bytes are zero, such as that of
+// fd00:244::/32, for an IPv4 address of its first four bytes.
+func selectorIn(n *net.IPNet, family nft.Family) netip.Prefix {
+	if first := n.IP.To4(); family == nft.FamilyIP6 && first != nil {
+		var addr [16]byte
+		copy(addr[:], first)
+		bits, _ := n.Mask.Size()
+		return netip.PrefixFrom(netip.AddrFrom16(addr), bits)
+	}
+	return prefixIn(n, family)
 }
