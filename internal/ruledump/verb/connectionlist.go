@@ -70,7 +70,10 @@ Ctrl-C. --dump lists the flows of a report: those whose endpoint does not serve.
 		Args: cobra.MaximumNArgs(1),
 	}
 	from.addKernel(cmd)
+	from.addNames(cmd)
 	flags := cmd.Flags()
+	flags.StringVar(&from.kubeconfig, "kubeconfig", "", "name pods and nodes after the EndpointSlices of a cluster, which are listed once")
+	_ = cmd.MarkFlagFilename("kubeconfig")
 	flags.StringVar(&o.by, "by", "", "add up by endpoint, client, node or state")
 	flags.StringVar(&from.dump, "dump", "",
 		`list the flows of a file that "ruledump report" wrote: those whose endpoint does not serve`)
@@ -109,13 +112,9 @@ Ctrl-C. --dump lists the flows of a report: those whose endpoint does not serve.
 
 // addKernel adds the flags of a command that reads the running kernel alone.
 func (s *source) addKernel(cmd *cobra.Command) {
-	flags := cmd.Flags()
-	addServiceProxyName(flags, &s.serviceProxyName)
+	addServiceProxyName(cmd.Flags(), &s.serviceProxyName)
 	s.addProxyAddress(cmd)
 	s.addFilter(cmd)
-	flags.StringVar(&s.kubeconfig, "kubeconfig", "", "name pods and nodes after the EndpointSlices of a cluster, which are listed once")
-	_ = cmd.MarkFlagFilename("kubeconfig")
-	s.addNames(cmd)
 }
 
 // addProxyAddress adds the flag of a command that asks the proxy beside the kernel's rules.
