@@ -145,6 +145,9 @@ func (c *cluster) serveNode(ctx context.Context, n node, images []image) (kubele
 		return kubelet, err
 	}
 	for _, i := range images {
+		if ctx.Err() != nil {
+			return kubelet, ctx.Err()
+		}
 		if err := n.load(i); err != nil {
 			return kubelet, err
 		}
