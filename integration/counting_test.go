@@ -185,7 +185,7 @@ func TestServiceCounters(t *testing.T) {
 	}
 	want := map[string]string{}
 	expect := func(frontend string, connections, packets int) {
-		want[frontend] = fmt.Sprintf("%d/%d/%d", connections, packets, packets*echoBytes)
+		want[frontend+"/UDP"] = fmt.Sprintf("%d/%d/%d", connections, packets, packets*echoBytes)
 	}
 	is := func(t *testing.T) {
 		t.Helper()

@@ -52,6 +52,7 @@ func pages(t *testing.T) map[string]string {
 var (
 	link     = regexp.MustCompile(`\]\(([^)\s]+)\)`)
 	heading  = regexp.MustCompile(`(?m)^#+ (.*)$`)
+	named    = regexp.MustCompile(`<a id="([^"]*)"></a>`)
 	notInID  = regexp.MustCompile(`[^\p{L}\p{N}_ -]`)
 	testName = regexp.MustCompile("`(Test[A-Z]\\w*)(?:/([^`/\\s]+))?")
 	testFunc = regexp.MustCompile(`(?m)^func (Test[A-Z]\w*)\(`)
@@ -133,6 +134,9 @@ func anchors(text string) (out []string) {
 	for _, match := range heading.FindAllStringSubmatch(withoutCode(text), -1) {
 		id := notInID.ReplaceAllString(strings.ToLower(match[1]), "")
 		out = append(out, strings.ReplaceAll(id, " ", "-"))
+	}
+	for _, match := range named.FindAllStringSubmatch(text, -1) {
+		out = append(out, match[1])
 	}
 	return out
 }

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -19,8 +20,11 @@ func runRuledump(t *testing.T, h *lab.Host, args ...string) (status int, output 
 	t.Helper()
 	p := lab.Start(t, h, "ruledump", args...)
 	_ = p.Wait() // the status says it
-	return p.Cmd.ProcessState.ExitCode(), p.Output()
+	return p.Cmd.ProcessState.ExitCode(), abandoned.ReplaceAllString(p.Output(), "")
 }
+
+// abandoned is what ruledump says of recorded rules, which no proxy keeps.
+var abandoned = regexp.MustCompile(`(?m)^ruledump: no proxy keeps these rules: .*\n`)
 
 // ruledumped returns the JSON that a command prints.
 func ruledumped[T any](t *testing.T, h *lab.Host, args ...string) (document T) {
@@ -161,6 +165,7 @@ func testRuledumpListsWhatOursWould(t *testing.T) {
 				for _, e := range endpoints {
 					delete(e.(map[string]any), "node")
 					delete(e.(map[string]any), "zone")
+					delete(e.(map[string]any), "flows")
 				}
 			}
 			rows = append(rows, f)
