@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -52,7 +54,8 @@ func (e *checker) dial(ctx context.Context) {
 			byCause[cause][endpoints[i]] = true
 		}
 	}
-	for cause, hit := range byCause {
+	for _, cause := range slices.Sorted(maps.Keys(byCause)) {
+		hit := byCause[cause]
 		c := e.fact(levelBroken, cause, "this node dialed the endpoints themselves, past the rules for Services", "kubectl get endpointslices -A -o wide; ss -ltn in the pod")
 		e.hit(c, func(at netip.AddrPort) bool { return hit[at] })
 	}
@@ -60,12 +63,13 @@ func (e *checker) dial(ctx context.Context) {
 
 // dialCause says what a failed connection means; empty if it came about.
 func dialCause(err error) string {
+	var timeout net.Error
 	switch {
 	case err == nil:
 		return ""
 	case errors.Is(err, unix.ECONNREFUSED):
 		return "endpoints refuse connections (wrong port?)"
-	case errors.Is(err, context.DeadlineExceeded), errors.As(err, new(net.Error)) && err.(net.Error).Timeout():
+	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout():
 		return fmt.Sprintf("endpoints give no answer within %v", dialPatience)
 	}
 	var errno unix.Errno

@@ -3,6 +3,7 @@ package verb
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -102,15 +103,15 @@ func (e *checker) checkWays() {
 			small[way][addr] = true
 		}
 	}
-	for hop, addrs := range failed {
-		if len(addrs) > 0 {
+	for _, hop := range host.FailedNeighbours {
+		if addrs := failed[hop]; len(addrs) > 0 {
 			e.hitAddrs(e.fact(levelBroken, fmt.Sprintf("%s on %s does not answer", hop.Gateway, hop.Interface),
 				"the kernel asked for its Ethernet address and got none", "ip neigh show "+hop.Gateway.String()), addrs)
 		}
 	}
-	for way, addrs := range small {
+	for _, way := range slices.Sorted(maps.Keys(small)) {
 		e.hitAddrs(e.fact(levelRemark, way, "where ICMP is filtered, connections that send long packets hang: the first packets pass, long ones do not",
-			"ip link show "+podDevice), addrs)
+			"ip link show "+podDevice), small[way])
 	}
 }
 
