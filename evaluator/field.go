@@ -144,7 +144,7 @@ func (s *statements) etherType() value {
 	return known(binary.BigEndian.AppendUint16(nil, unix.ETH_P_IP))
 }
 
-// part is what is known of some bytes of a header. A part of another protocol has no value.
+// part describes some bytes of a header and returns their value. In packets of another protocol the part has no value.
 type part struct {
 	base nft.PayloadBase
 	// family has the header; 0 for both.

@@ -65,7 +65,7 @@ type Answer struct {
 	Failure RoutingFailure
 }
 
-// decision is what the kernel decides when it routes a packet.
+// decision is the kernel's routing decision about a packet.
 type decision struct {
 	Route
 	failure RoutingFailure
@@ -76,17 +76,16 @@ type decision struct {
 
 // decide routes the packet to an address.
 func (w *walk) decide(addr netip.Addr) decision {
-	d := w.model(addr)
 	asked, is := w.ask(addr)
-	switch {
-	case !is:
-		return d
-	case asked.Failure == "":
-		d = decision{Route: asked.Route, to: addr}
+	if is && asked.Failure == "" {
+		d := decision{Route: asked.Route, to: addr}
 		if !w.packet.Local && d.Type != RouteLocal && w.family == nft.FamilyIP6 { // the kernel looks at forwarding later
 			w.mayForward(&d)
 		}
-	case d.failure == "":
+		return d
+	}
+	d := w.model(addr) // which has more words for a refusal than the kernel
+	if is && d.failure == "" {
 		d.fail(asked.Failure, "the kernel says "+string(asked.Failure))
 		if asked.Failure == Martian {
 			d.why = fmt.Sprintf("the kernel does not take %s from %s by %s (rp_filter, or no address that may come so)", addr, w.source.Addr(), w.inDevice())

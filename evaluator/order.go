@@ -63,7 +63,7 @@ func (w *walk) state() state {
 }
 
 // otherChain runs a base chain of another program. If a rule asks for something unknown, otherChain runs the chain once for
-// each answer. Answers that lead to the same packet and the same verdict count as one: then the fate does not depend on them.
+// each answer. Answers after which the packet and the verdict are the same count as one: the fate does not depend on these answers.
 func (w *walk) otherChain(c baseChain) (nft.Verdict, error) {
 	before := *w
 	before.fate.Path, before.fate.Depends = slices.Clip(before.fate.Path), slices.Clip(before.fate.Depends)

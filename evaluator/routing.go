@@ -173,7 +173,7 @@ func (h *Host) routesByMore() bool {
 	})
 }
 
-// query is what the kernel looks at when it routes a packet.
+// query has the properties of a packet that routing rules and routes compare.
 type query struct {
 	// from is the zero Addr if it is not known.
 	from, to netip.Addr
