@@ -100,6 +100,12 @@ type DetectLocal struct {
 	Interface string
 }
 
+// NamesInterface reports whether Interface names an interface, or begins its name.
+func (d DetectLocal) NamesInterface(name string) bool {
+	begin, isPrefix := strings.CutSuffix(d.Interface, "*")
+	return name == d.Interface || isPrefix && strings.HasPrefix(name, begin)
+}
+
 // NodePortAddresses says on which of the machine's own addresses node ports answer: on those that a field includes.
 // Loopback addresses never do. In a family without addresses here, node ports answer nowhere. (In kube-proxy's
 // nodePortAddresses, a family that is not named answers on all addresses. A program that makes a Config from it adds

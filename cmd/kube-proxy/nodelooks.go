@@ -62,7 +62,7 @@ func pause(ctx context.Context, d time.Duration) bool {
 // node has no address of its own it expects nothing. NodeCIDR has the metric of the Node.
 func detectLocalProblem(local compiler.DetectLocal) (string, error) {
 	if local.Interface != "" {
-		return interfaceProblem(local.Interface)
+		return interfaceProblem(local)
 	}
 	own, err := nodeaddr.OfInterfaces()
 	if err != nil {
@@ -89,20 +89,18 @@ func detectLocalProblem(local compiler.DetectLocal) (string, error) {
 	return "", nil
 }
 
-func interfaceProblem(name string) (string, error) {
+func interfaceProblem(local compiler.DetectLocal) (string, error) {
 	interfaces, err := net.Interfaces()
 	if err != nil {
 		return "", err
 	}
-	prefix, isPrefix := strings.CutSuffix(name, "*")
-	fits := func(i net.Interface) bool { return i.Name == name || isPrefix && strings.HasPrefix(i.Name, prefix) }
-	switch {
-	case slices.ContainsFunc(interfaces, fits):
+	if slices.ContainsFunc(interfaces, func(i net.Interface) bool { return local.NamesInterface(i.Name) }) {
 		return "", nil
-	case isPrefix:
+	}
+	if prefix, isPrefix := strings.CutSuffix(local.Interface, "*"); isPrefix {
 		return "no interface begins with " + prefix, nil
 	}
-	return "there is no interface " + name, nil
+	return "there is no interface " + local.Interface, nil
 }
 
 const (

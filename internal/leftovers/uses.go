@@ -124,14 +124,13 @@ func compared(value, mask uint32) uint32 {
 
 // useOf returns the chain to which a rule jumps, and the bits of the mark that it compares or sets.
 func useOf(r nft.Rule) (u Use) {
+	u.Mark = MarkBits(&r)
 	for _, s := range r.Statements {
 		switch s := s.(type) {
 		case nft.Verdict:
 			u.To, u.accepts = s.Chain, s.Kind == nft.VerdictAccept
 		case nft.Assign:
-			if s.To == nft.MetaMark {
-				u.Mark, u.Sets = u.Mark|assigned(s.Value), true
-			}
+			u.Sets = u.Sets || s.To == nft.MetaMark
 		case nft.Match:
 			u.addMatch(s)
 		case nft.AnyOf:

@@ -71,12 +71,10 @@ func newNetwork(s *ruledump.Snapshot, frontends []*compiler.Frontend, routes *ev
 	n.node = append(node.IPs, s.Addresses...)
 	seen := map[netip.Addr]bool{}
 	for _, f := range frontends {
-		for _, list := range [][]netip.AddrPort{f.Endpoints, f.LocalEndpoints} {
-			for _, e := range list {
-				if !seen[e.Addr()] {
-					seen[e.Addr()] = true
-					n.endpoints = append(n.endpoints, e.Addr())
-				}
+		for _, e := range slices.Concat(f.Endpoints, f.LocalEndpoints) {
+			if !seen[e.Addr()] {
+				seen[e.Addr()] = true
+				n.endpoints = append(n.endpoints, e.Addr())
 			}
 		}
 	}

@@ -40,20 +40,12 @@ func (e *checker) finish() *Check {
 func (e *checker) addEndpoints(causes []*cause) {
 	all := map[netip.AddrPort]*CheckEndpoint{}
 	for _, f := range e.frontends {
-		seen := map[netip.AddrPort]bool{}
-		for _, list := range [][]netip.AddrPort{f.Endpoints, f.LocalEndpoints} {
-			for _, addr := range list {
-				if all[addr] == nil {
-					place := e.rules.Places[addr.Addr()]
-					all[addr] = &CheckEndpoint{Address: addr, Node: place.Node, Pod: place.Pod, Finding: cellWorks}
-					n := e.flows[addr]
-					all[addr].Connections, all[addr].Unanswered = n.Active+n.Unanswered+n.Finished, n.Unanswered
-				}
-				if !seen[addr] {
-					seen[addr] = true
-					all[addr].Services++
-				}
+		for addr := range serversOf(f) {
+			if all[addr] == nil {
+				place, n := e.rules.Places[addr.Addr()], e.flows[addr]
+				all[addr] = &CheckEndpoint{Address: addr, Node: place.Node, Pod: place.Pod, Finding: cellWorks, Connections: n.all(), Unanswered: n.Unanswered}
 			}
+			all[addr].Services++
 		}
 	}
 	for i, c := range causes {

@@ -18,15 +18,7 @@ import (
 
 // fact adds a cause that no single packet shows. It takes the place of one that a packet has shown.
 func (e *checker) fact(l checkLevel, text, why, more string) *cause {
-	key := e.bounded(causeKey{text: text})
-	c := e.causes[key]
-	if c == nil {
-		c = &cause{
-			CheckFinding: CheckFinding{Level: l, Cause: key.text, Why: why, More: more}, services: map[string]bool{}, clients: map[string]bool{},
-			endpoints: map[netip.AddrPort]bool{}, order: len(e.causes),
-		}
-		e.causes[key] = c
-	}
+	c, _ := e.cause(causeKey{text: text}, CheckFinding{Level: l, Why: why, More: more})
 	return c
 }
 
@@ -38,11 +30,9 @@ func (e *checker) hitAddrs(c *cause, addrs map[netip.Addr]bool) {
 // hit adds endpoints to a cause, and the Service ports that they serve.
 func (e *checker) hit(c *cause, is func(netip.AddrPort) bool) {
 	for _, f := range e.frontends {
-		for _, list := range [][]netip.AddrPort{f.Endpoints, f.LocalEndpoints} {
-			for _, at := range list {
-				if is(at) {
-					c.services[f.ServicePort], c.endpoints[at] = true, true
-				}
+		for at := range serversOf(f) {
+			if is(at) {
+				c.services[f.ServicePort], c.endpoints[at] = true, true
 			}
 		}
 	}
@@ -126,10 +116,9 @@ func (e *checker) checkDetectLocal() {
 			return slices.ContainsFunc(e.rules.Host.Routes, func(r evaluator.Route) bool { return routesInto(r, in) })
 		}
 		text := ""
-		switch begin, prefix := strings.CutSuffix(local.Interface, "*"); {
+		switch {
 		case local.Interface != "":
-			is := func(name string) bool { return name == begin || prefix && strings.HasPrefix(name, begin) }
-			if !hasKey(e.rules.Host.Interfaces, is) {
+			if !slices.ContainsFunc(slices.Collect(maps.Keys(e.rules.Host.Interfaces)), local.NamesInterface) {
 				text = "detect-local: there is no interface " + local.Interface
 			}
 		case len(local.CIDRs) > 0 && !slices.ContainsFunc(local.CIDRs, fits):
@@ -147,15 +136,6 @@ func (e *checker) checkDetectLocal() {
 		}
 		e.fact(level, text, "the proxy takes pods for clients outside the cluster: it masquerades them, and policy Local refuses them", "ip route; see clusterCIDR and detectLocal in the proxy's configuration")
 	}
-}
-
-func hasKey[V any](m map[string]V, is func(string) bool) bool {
-	for key := range m {
-		if is(key) {
-			return true
-		}
-	}
-	return false
 }
 
 // masqueradeBit is the default of the bit with which the proxy marks packets.

@@ -107,10 +107,9 @@ func (e *checker) checkTable() {
 // addFlows counts the connections of each endpoint, and adds a finding for those that nothing answers.
 func (e *checker) addFlows(index *flowIndex, flows flowCounts) {
 	e.flows = map[netip.AddrPort]flowCount{}
-	silent, held := map[netip.AddrPort]flowCount{}, 0
+	silent := map[netip.AddrPort]flowCount{}
 	for key, n := range flows.byEndpoint() {
-		sum := e.flows[key.at]
-		e.flows[key.at] = flowCount{sum.Active + n.Active, sum.Unanswered + n.Unanswered, sum.Finished + n.Finished}
+		e.flows[key.at] = e.flows[key.at].plus(n)
 		if uint8(key.protocol) == unix.IPPROTO_TCP && n.Unanswered >= fewUnanswered && n.Unanswered >= n.Active {
 			silent[key.at] = n
 		}
@@ -118,25 +117,26 @@ func (e *checker) addFlows(index *flowIndex, flows flowCounts) {
 	if len(silent) > 0 {
 		unanswered, all := 0, 0
 		for _, n := range silent {
-			unanswered, all = unanswered+n.Unanswered, all+n.Active+n.Unanswered+n.Finished
+			unanswered, all = unanswered+n.Unanswered, all+n.all()
 		}
 		c := e.fact(levelBroken, fmt.Sprintf("endpoints do not answer: %d of their %d connections", unanswered, all),
 			"packets reach them by the rules of this node; what is behind drops them, such as a rule in the pod or on its node", "ruledump connections --unanswered --by endpoint")
 		e.hit(c, func(at netip.AddrPort) bool { return silent[at].Unanswered > 0 })
 	}
-	e.addHeld(index, flows, &held)
+	e.addHeld(index, flows)
 }
 
 // addHeld adds a finding for datagrams that connection tracking sends to endpoints that serve no more.
-func (e *checker) addHeld(index *flowIndex, flows flowCounts, held *int) {
+func (e *checker) addHeld(index *flowIndex, flows flowCounts) {
 	var c *cause
+	held := 0
 	for _, f := range e.frontends {
 		if uint8(f.Protocol) != unix.IPPROTO_UDP {
 			continue
 		}
 		for server, n := range flows[keyOf(f)] {
 			if alive := n.Active + n.Unanswered; alive > 0 && !index.serves(f)[server] {
-				if *held += alive; c == nil {
+				if held += alive; c == nil {
 					c = e.fact(levelBroken, "", "changed rules do not move datagrams that conntrack knows; the proxy deletes such flows, if it runs", "ruledump connections --unserved")
 				}
 				c.services[f.ServicePort], c.endpoints[server] = true, true
@@ -144,6 +144,6 @@ func (e *checker) addHeld(index *flowIndex, flows flowCounts, held *int) {
 		}
 	}
 	if c != nil {
-		c.Cause = fmt.Sprintf("UDP clients are held by endpoints that no longer serve: %d flows", *held)
+		c.Cause = fmt.Sprintf("UDP clients are held by endpoints that no longer serve: %d flows", held)
 	}
 }

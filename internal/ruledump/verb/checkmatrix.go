@@ -212,29 +212,28 @@ func (c *cause) worse(than *cause) bool {
 // packets.
 const maxCauses = 500
 
-// bounded returns the key of a cause, or that of all causes beyond the bound.
-func (e *checker) bounded(key causeKey) causeKey {
+// cause returns the cause with a key, and whether it is new: then it begins as the finding says. All causes beyond maxCauses
+// are one.
+func (e *checker) cause(key causeKey, begin CheckFinding) (c *cause, isNew bool) {
 	if e.causes[key] == nil && len(e.causes) >= maxCauses {
-		return causeKey{text: fmt.Sprintf("causes beyond the first %d", maxCauses)}
+		key = causeKey{text: fmt.Sprintf("causes beyond the first %d", maxCauses)}
 	}
-	return key
+	if c = e.causes[key]; c != nil {
+		return c, false
+	}
+	begin.Cause = key.text
+	c = &cause{CheckFinding: begin, services: map[string]bool{}, clients: map[string]bool{}, endpoints: map[netip.AddrPort]bool{}, order: len(e.causes)}
+	e.causes[key] = c
+	return c, true
 }
 
 func (e *checker) addTrouble(f *compiler.Frontend, client int, p *evaluator.Packet, t *trouble) *cause {
-	key := e.bounded(t.causeKey)
-	c := e.causes[key]
-	if c == nil {
-		c = &cause{
-			CheckFinding: CheckFinding{Level: levelRemark, Cause: key.text, Why: t.why}, services: map[string]bool{}, clients: map[string]bool{},
-			endpoints: map[netip.AddrPort]bool{}, order: len(e.causes), undecided: true,
-		}
-		e.causes[key] = c
-	}
+	c, isNew := e.cause(t.causeKey, CheckFinding{Level: levelRemark, Why: t.why})
+	c.undecided = (c.undecided || isNew) && t.undecided
 	level := levelBroken
 	if t.asked || t.undecided {
 		level = levelRemark
 	}
-	c.undecided = c.undecided && t.undecided
 	if c.From == "" || level == levelBroken && c.Level == levelRemark {
 		c.Level = level
 		c.From, c.To = fromText(p), fmt.Sprintf("%s/%s", p.Destination, f.Protocol)

@@ -33,6 +33,12 @@ func (n *flowCount) add(e *conntrack.Entry) {
 	}
 }
 
+func (n flowCount) plus(o flowCount) flowCount {
+	return flowCount{n.Active + o.Active, n.Unanswered + o.Unanswered, n.Finished + o.Finished}
+}
+
+func (n flowCount) all() int { return n.Active + n.Unanswered + n.Finished }
+
 // flowCounts has the flows to each endpoint of each frontend, also to endpoints that no longer serve.
 type flowCounts map[dialedKey]map[netip.AddrPort]*flowCount
 
@@ -56,8 +62,7 @@ func (c flowCounts) byEndpoint() map[endpointKey]flowCount {
 	for key, servers := range c {
 		for server, n := range servers {
 			at := endpointKey{key.protocol, server}
-			sum := out[at]
-			out[at] = flowCount{sum.Active + n.Active, sum.Unanswered + n.Unanswered, sum.Finished + n.Finished}
+			out[at] = out[at].plus(*n)
 		}
 	}
 	return out
