@@ -58,6 +58,24 @@ func (x *talks) dial(t *testing.T) net.Conn {
 	return c
 }
 
+// tries opens connections from outside, which stay open until the test ends, and returns how many came about and how many did
+// not.
+func (x *talks) tries(t *testing.T, n int) (answered, unanswered int) {
+	t.Helper()
+	for range n {
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		c, err := x.Outside.DialContext(ctx, "tcp", "192.0.2.10:80")
+		cancel()
+		if err != nil {
+			unanswered++
+			continue
+		}
+		t.Cleanup(func() { c.Close() })
+		answered++
+	}
+	return answered, unanswered
+}
+
 func (x *talks) connections(t *testing.T, args ...string) (list verb.Connections) {
 	t.Helper()
 	if err := json.Unmarshal([]byte(runRuledump(t, x.Node, append([]string{"connections", "-o=json"}, args...)...)), &list); err != nil {
@@ -192,18 +210,7 @@ func testRuledumpConnectionsUnanswered(t *testing.T) {
 	x := newTalks(t)
 	const silent = "10.244.1.6"
 	lab.Nft(t, x.HostOf(netip.MustParseAddr(silent)), "table ip t { chain c { type filter hook input priority 0; policy drop; }; }", "-f", "-")
-	answered, unanswered := 0, 0
-	for range 20 {
-		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-		c, err := x.Outside.DialContext(ctx, "tcp", "192.0.2.10:80")
-		cancel()
-		if err != nil {
-			unanswered++
-			continue
-		}
-		defer c.Close()
-		answered++
-	}
+	answered, unanswered := x.tries(t, 20)
 	if answered == 0 || unanswered == 0 {
 		t.Fatalf("%d connections are answered, %d are not", answered, unanswered)
 	}

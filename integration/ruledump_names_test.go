@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -13,7 +12,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/nftproxy/nftproxy/internal/manifests"
 	"github.com/nftproxy/nftproxy/internal/ruledump"
@@ -52,18 +50,7 @@ func TestRuledumpNames(t *testing.T) {
 	}
 	replace(t, x.conn, rules.Tables)
 	lab.Nft(t, x.HostOf(netip.MustParseAddr("10.244.1.6")), "table ip t { chain c { type filter hook input priority 0; policy drop; }; }", "-f", "-")
-	answered, unanswered := 0, 0
-	for range 12 {
-		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-		c, err := x.Outside.DialContext(ctx, "tcp", "192.0.2.10:80")
-		cancel()
-		if err != nil {
-			unanswered++
-			continue
-		}
-		defer c.Close()
-		answered++
-	}
+	answered, unanswered := x.tries(t, 12)
 
 	t.Run("services has pods, endpoints that are not ready, and connections of each endpoint", func(t *testing.T) {
 		text := runRuledump(t, x.Node, "services", "192.0.2.10:80", "-o=wide", "--kubeconfig", kubeconfig)

@@ -17,7 +17,7 @@ const cgroupName = "nftproxy-e2e"
 
 // hierarchy is a mounted hierarchy of cgroups.
 type hierarchy struct {
-	// mount is where it is mounted.
+	// mount is the path of its mount point.
 	mount string
 	// controllers are those of version 1, or the name of systemd's hierarchy, which kubelet asks for: name=systemd. A
 	// hierarchy of version 2 has none here.

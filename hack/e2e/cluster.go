@@ -16,10 +16,10 @@ import (
 	"time"
 )
 
-// nodeCount is how many nodes the cluster has, each in a zone of its own.
+// nodeCount is the number of the cluster's nodes. Each node has a zone of its own.
 const nodeCount = 3
 
-// cluster is what the commands know of a running cluster: cluster.json in the state directory.
+// cluster describes a running cluster, as the state directory has it (cluster.json).
 type cluster struct {
 	// Machine is the machine's init process.
 	Machine processID
@@ -65,13 +65,20 @@ func (c *cluster) save() error {
 
 func (o options) newCluster() *cluster { return &cluster{dir: o.state, programs: o.programs} }
 
-// load returns the running cluster.
-func (o options) load() (*cluster, error) {
+// load returns the running cluster, with the directory of Kubernetes' programs.
+func (o *options) load(ctx context.Context) (*cluster, error) {
 	c, err := o.read()
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !c.Machine.alive() {
 		return nil, errors.New("there is no cluster: e2e up makes one")
 	}
-	return c, err
+	if err != nil {
+		return nil, err
+	}
+	if err := o.complete(ctx); err != nil {
+		return nil, err
+	}
+	c.programs = o.programs
+	return c, nil
 }
 
 func (o options) read() (*cluster, error) {

@@ -14,11 +14,8 @@ func (o options) exec(ctx context.Context, args []string) error {
 	if len(args) == 0 {
 		return errors.New("usage: e2e exec [--node NAME] PROGRAM [ARGUMENT...]")
 	}
-	c, err := o.load()
+	c, err := o.load(ctx)
 	if err != nil {
-		return err
-	}
-	if err := o.complete(ctx); err != nil {
 		return err
 	}
 	where := c.machine()

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// outcome is how a spec ended, in ginkgo's words.
+// outcome is the state in which a spec ended, in ginkgo's words.
 type outcome string
 
 const (

@@ -104,7 +104,7 @@ func joinNode(c *cluster, n node) error {
 	})
 }
 
-// route leads to a node's pods.
+// route adds routes to the pods of a node.
 func route(n node) error {
 	for i, pods := range n.podRanges() {
 		if err := addRoute(pods, n.addrs()[i].Addr()); err != nil {

@@ -62,7 +62,7 @@ serializeImagePulls: false
 volumePluginDir: /var/lib/kubelet/plugins-flex
 `
 
-// networkConfig is how pods are connected: a link to the node for each.
+// networkConfig returns the CNI configuration: each pod has a link to the node.
 func (n node) networkConfig() any {
 	type list = []any
 	type object = map[string]any

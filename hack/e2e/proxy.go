@@ -23,7 +23,7 @@ oomScoreAdj: 0
 conntrack: {maxPerCore: 0, min: 0}
 `
 
-// health is where every proxy answers probes.
+// healthPort is the port at which every proxy answers probes.
 const healthPort = "10256"
 
 // contender is a proxy that can serve a node.
@@ -43,14 +43,10 @@ func (o options) contender(name string) (contender, error) {
 
 // changeProxy is the command of this name.
 func (o options) changeProxy(ctx context.Context) error {
-	c, err := o.load()
+	c, err := o.load(ctx)
 	if err != nil {
 		return err
 	}
-	if err := o.complete(ctx); err != nil {
-		return err
-	}
-	c.programs = o.programs
 	return c.setProxy(ctx, o, o.proxy)
 }
 

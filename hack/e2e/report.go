@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// partResult is what became of a part's specs.
+// partResult has the results of a part's specs.
 type partResult struct {
 	name  string
 	specs []spec

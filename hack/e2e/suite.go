@@ -49,14 +49,10 @@ func (o options) run(ctx context.Context) error {
 
 // suite runs the suite in the cluster that is up.
 func (o options) suite(ctx context.Context) error {
-	c, err := o.load()
+	c, err := o.load(ctx)
 	if err != nil {
 		return err
 	}
-	if err := o.complete(ctx); err != nil {
-		return err
-	}
-	c.programs = o.programs
 	return o.runSuite(ctx, c)
 }
 
