@@ -89,8 +89,10 @@ func (b *balancer) sync(ctx context.Context) error {
 			failures = append(failures, fmt.Errorf("%s/%s: %w", s.Namespace, s.Name, err))
 			continue
 		}
-		for _, addr := range addressesOf(services.Items[i : i+1]) {
-			wanted[addr] = b.healthy(ctx, nodes.Items, s, addr)
+		own := addressesOf(services.Items[i : i+1])
+		taken = append(taken, own...)
+		for _, addr := range own {
+			wanted[addr] = nextHops(s, b.healthy(ctx, nodes.Items, s, addr))
 		}
 	}
 	return errors.Join(append(failures, b.route(wanted))...)
@@ -113,7 +115,16 @@ func addressesOf(services []v1.Service) (addrs []netip.Addr) {
 	return addrs
 }
 
-// serve gives a Service its finalizer, and an address of each of its families. It adds these to taken.
+// nextHops are the healthy nodes that a Service's connections go to: one node if the Service has session affinity, since
+// each node knows its own clients alone and the machine's routes choose a node for each connection.
+func nextHops(s *v1.Service, healthy []netip.Addr) []netip.Addr {
+	if s.Spec.SessionAffinity == v1.ServiceAffinityClientIP {
+		return healthy[:min(1, len(healthy))]
+	}
+	return healthy
+}
+
+// serve gives a Service its finalizer, and an address of each of its families that is not taken.
 func (b *balancer) serve(ctx context.Context, s *v1.Service, taken []netip.Addr) error {
 	if !slices.Contains(s.Finalizers, balancerFinalizer) {
 		s.Finalizers = append(s.Finalizers, balancerFinalizer)
@@ -264,6 +275,7 @@ func (b *balancer) routeTo(addr netip.Addr, nodes []netip.Addr) error {
 	if err != nil {
 		return err
 	}
+	route.Src = clientAddrFor(addr).AsSlice()
 	for _, node := range nodes {
 		route.MultiPath = append(route.MultiPath, &netlink.NexthopInfo{LinkIndex: link.Attrs().Index, Gw: node.AsSlice()})
 	}

@@ -19,9 +19,22 @@ var (
 	machineAddrs  = []netip.Prefix{netip.MustParsePrefix("192.168.0.1/16"), netip.MustParsePrefix("fd00:1::1/64")}
 	podRanges     = "10.244.0.0/16,fd00:10:244::/48"
 	serviceRanges = "10.96.0.0/16,fd00:10:96::/112"
+	// clientAddrs are what the machine's connections to load balancers come from. The suite takes a client in the same
+	// /16 as the nodes for a client whose address was translated.
+	clientAddrs   = []netip.Prefix{netip.MustParsePrefix("172.31.0.1/32"), netip.MustParsePrefix("fd00:31::1/128")}
 	kubernetesIPs = []string{"10.96.0.1", "fd00:10:96::1"}
 	dnsIPs        = []string{"10.96.0.10", "fd00:10:96::a"}
 )
+
+// clientAddrFor returns the machine's client address of a load balancer's family.
+func clientAddrFor(addr netip.Addr) netip.Addr {
+	for _, own := range clientAddrs {
+		if own.Addr().Is4() == addr.Is4() {
+			return own.Addr()
+		}
+	}
+	panic("clientAddrs has both families")
+}
 
 // nodeBridge is the machine's link to the nodes.
 const nodeBridge = "nodes"
@@ -59,7 +72,7 @@ func joinMachine(machine place) error {
 			netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: nodeBridge}}), up(nodeBridge)); err != nil {
 			return err
 		}
-		return addAddrs(nodeBridge, machineAddrs)
+		return errors.Join(addAddrs(nodeBridge, machineAddrs), addAddrs("lo", clientAddrs))
 	})
 }
 

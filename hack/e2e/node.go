@@ -55,7 +55,6 @@ evictionHard: {memory.available: "0%%", nodefs.available: "0%%", nodefs.inodesFr
 imageGCHighThresholdPercent: 100
 imageGCLowThresholdPercent: 99
 enforceNodeAllocatable: []
-localStorageCapacityIsolation: false
 oomScoreAdj: 0
 registerNode: true
 serializeImagePulls: false
