@@ -295,12 +295,14 @@ test-kubernetes: prerequisites kubernetes/kube-proxy kubernetes/kube-apiserver k
 	$(TEST) ./internal/testkit/proxytest -count=1 -run '^TestKubernetesAPIServer$$' -args -kubernetes $(abspath $(KUBERNETES))
 
 PARTS ?=
+FOCUS ?=
+FROM  ?=
 .PHONY: e2e
 e2e: WANTS = make e2e
 e2e: NEEDS = containerd:containerd runc:runc mmdebstrap:mmdebstrap ptp:containernetworking-plugins iptables:iptables nft:nftables
-e2e: prerequisites build kubernetes ## docs/e2e-report.md: Kubernetes' own e2e suite in a cluster of three nodes; PARTS=dns,hostport for some of it; needs root and 8 GB
+e2e: prerequisites build kubernetes ## docs/e2e-report.md: Kubernetes' own e2e suite and scenarios in a cluster of three nodes; PARTS=dns,swap for some of it; needs root and 8 GB
 	$(BUILD) -o $(BIN)/_e2e ./hack/e2e
-	$(BIN)/_e2e run --go $(GO) --bin $(BIN) --parts '$(PARTS)' --page $(if $(PARTS),$(BIN)/e2e-report.md,docs/e2e-report.md)
+	$(BIN)/_e2e run --go $(GO) --bin $(BIN) --parts '$(PARTS)' --focus '$(FOCUS)' --from '$(FROM)' --page $(if $(PARTS)$(FOCUS),$(BIN)/e2e-report.md,docs/e2e-report.md)
 
 test-kernels: ## the tests that depend on the kernel, on Debian's kernels 6.1 and 6.12 in qemu; long
 	$(GO) run ./hack/kernels -report docs/kernels.md

@@ -5,7 +5,7 @@
 //	go run ./hack/e2e up                               # a cluster that stays
 //	go run ./hack/e2e exec kubectl get pods -A         # a program beside its control plane
 //	go run ./hack/e2e exec --node node-1 nft list ruleset
-//	go run ./hack/e2e suite --parts services           # parts of the suite in it
+//	go run ./hack/e2e suite --parts services,swap      # parts of the suite and scenarios in it
 //	go run ./hack/e2e proxy --proxy kube-proxy         # another proxy on each node
 //	go run ./hack/e2e down
 //
@@ -65,6 +65,8 @@ type options struct {
 	proxy     string
 	goCommand string
 	parts     string
+	focus     string
+	from      string
 	page      string
 	known     string
 	node      string
@@ -83,7 +85,9 @@ func parse(args []string) (options, []string, error) {
 	flags.StringVar(&o.images, "images", "bin/e2e", "the `directory` in which images are kept")
 	flags.StringVar(&o.proxy, "proxy", "nftproxy", "the proxy on each node: "+strings.Join(contenders, ", "))
 	flags.StringVar(&o.goCommand, "go", "go", "the `command` go")
-	flags.StringVar(&o.parts, "parts", "", "the parts of the suite, separated by commas (default: all): "+strings.Join(partNames(), ", "))
+	flags.StringVar(&o.parts, "parts", "", "the parts of the suite and scenarios, separated by commas (default: all): "+strings.Join(partNames(), ", "))
+	flags.StringVar(&o.focus, "focus", "", "of the parts, run only specs whose names match this `expression`")
+	flags.StringVar(&o.from, "from", "", "the `commit` that scenario upgrade starts from (default: the last tag)")
 	flags.StringVar(&o.page, "page", "", "write the report to this `file`")
 	flags.StringVar(&o.known, "known", "hack/e2e/known.txt", "the `file` that names known failures")
 	flags.StringVar(&o.node, "node", "", "exec: run the program in this `node`'s namespaces")

@@ -45,27 +45,67 @@ var omissions = []omission{
 	{`\[Alpha\]|Feature:OffByDefault`, "needs a feature that is off by default"},
 }
 
+// partNames are the names of the suite's parts and of the scenarios.
 func partNames() (names []string) {
 	for _, p := range parts {
 		names = append(names, p.name)
 	}
+	for _, s := range scenarios {
+		names = append(names, s.name)
+	}
 	return names
 }
 
-// selectParts returns the named parts, or all.
-func selectParts(names string) ([]part, error) {
+// selection is what a run has.
+type selection struct {
+	parts     []part
+	scenarios []scenario
+}
+
+// selectParts returns the named parts and scenarios, or all.
+func selectParts(names string) (selected selection, err error) {
 	if names == "" {
-		return parts, nil
+		return selection{parts, scenarios}, nil
 	}
-	var selected []part
 	for _, name := range strings.Split(names, ",") {
 		i := slices.IndexFunc(parts, func(p part) bool { return p.name == name })
-		if i < 0 {
-			return nil, fmt.Errorf("there is no part %q; there are %s", name, strings.Join(partNames(), ", "))
+		j := slices.IndexFunc(scenarios, func(s scenario) bool { return s.name == name })
+		switch {
+		case i >= 0:
+			selected.parts = append(selected.parts, parts[i])
+		case j >= 0:
+			selected.scenarios = append(selected.scenarios, scenarios[j])
+		default:
+			return selected, fmt.Errorf("there is no part %q; there are %s", name, strings.Join(partNames(), ", "))
 		}
-		selected = append(selected, parts[i])
 	}
 	return selected, nil
+}
+
+// focused narrows the parts to specs that match an expression. It drops parts without such a spec, and scenarios unless
+// the parts were named.
+func (s selection) focused(focus string, named bool, specs []string) (selection, error) {
+	if focus == "" {
+		return s, nil
+	}
+	var all []part
+	for _, p := range s.parts {
+		p.focus += ".*(" + focus + ")"
+		matches, err := regexp.Compile(p.focus)
+		if err != nil {
+			return s, fmt.Errorf("--focus: %w", err)
+		}
+		if slices.ContainsFunc(specs, func(spec string) bool { return leftOut(spec) == "" && matches.MatchString(spec) }) {
+			all = append(all, p)
+		}
+	}
+	if s.parts = all; len(all) == 0 {
+		return s, fmt.Errorf("--focus %q matches no spec of the selected parts", focus)
+	}
+	if !named {
+		s.scenarios = nil
+	}
+	return s, nil
 }
 
 // skips is the expression of all omissions.

@@ -27,16 +27,16 @@ conntrack: {maxPerCore: 0, min: 0}
 const healthPort = "10256"
 
 // contender is a proxy that can serve a node.
-type contender struct{ binary, mode string }
+type contender struct{ name, binary, mode string }
 
 func (o options) contender(name string) (contender, error) {
 	switch name {
 	case "nftproxy":
-		return contender{filepath.Join(o.binaries, "kube-proxy"), "nftables"}, nil
+		return contender{name, filepath.Join(o.binaries, "kube-proxy"), "nftables"}, nil
 	case "kube-proxy":
-		return contender{filepath.Join(o.programs, "kube-proxy"), "nftables"}, nil
+		return contender{name, filepath.Join(o.programs, "kube-proxy"), "nftables"}, nil
 	case "kube-proxy-iptables":
-		return contender{filepath.Join(o.programs, "kube-proxy"), "iptables"}, nil
+		return contender{name, filepath.Join(o.programs, "kube-proxy"), "iptables"}, nil
 	}
 	return contender{}, fmt.Errorf("--proxy %q is none of %v", name, contenders)
 }
@@ -61,26 +61,41 @@ func (c *cluster) setProxy(ctx context.Context, o options, name string) error {
 }
 
 func (c *cluster) setProxyOf(ctx context.Context, o options, n *node, name string) error {
-	n.Proxy.end(30 * time.Second)
-	n.Contender, n.Proxy = name, processID{}
 	if name == "none" {
-		return c.save()
+		return c.stopProxyOf(n)
 	}
 	p, err := o.contender(name)
 	if err != nil {
 		return err
 	}
+	return c.startProxyOf(ctx, n, p)
+}
+
+// stopProxyOf ends the node's proxy. Its rules stay.
+func (c *cluster) stopProxyOf(n *node) error {
+	n.Proxy.end(30 * time.Second)
+	n.Contender, n.Proxy = "none", processID{}
+	return c.save()
+}
+
+// startProxyOf starts a proxy in the place of the node's, and waits until it is healthy.
+func (c *cluster) startProxyOf(ctx context.Context, n *node, p contender) error {
+	if err := c.stopProxyOf(n); err != nil {
+		return err
+	}
 	config := filepath.Join(c.nodeDir(*n), "proxy.yaml")
-	if err := os.WriteFile(config, fmt.Appendf(nil, proxyConfig, c.kubeconfig("kube-proxy"), podRanges, n.Name, p.mode), 0o644); err != nil {
+	err := os.WriteFile(config, fmt.Appendf(nil, proxyConfig, c.kubeconfig("kube-proxy"), podRanges, n.Name, p.mode), 0o644)
+	if err != nil {
 		return err
 	}
 	if n.Proxy, err = n.place().background(c.logs(), program(p.binary, "--config="+config)); err != nil {
 		return err
 	}
+	n.Contender = p.name
 	if err := c.save(); err != nil {
 		return err
 	}
-	return await(ctx, n.Name+": "+name+" is healthy", func() error {
+	return await(ctx, n.Name+": "+p.name+" is healthy", func() error {
 		if !n.Proxy.alive() {
 			return errEnded
 		}

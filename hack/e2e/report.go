@@ -59,22 +59,20 @@ func (f failure) counts() bool { return f.known == "" || !f.kubeProxyToo }
 
 // report is a run of the suite.
 type report struct {
-	proxy    string
-	versions [][2]string
-	omitted  map[string]int
-	parts    []partResult
-	judged   []failure
+	proxy     string
+	focus     string
+	versions  [][2]string
+	omitted   map[string]int
+	parts     []partResult
+	judged    []failure
+	scenarios []scenarioResult
 	// ended has the nodes whose proxy ended by itself.
 	ended []string
 	load  string
 }
 
-func (o options) newReport(ctx context.Context, c *cluster) (report, error) {
-	r := report{proxy: o.proxy, omitted: map[string]int{}}
-	specs, err := o.suiteSpecs(ctx)
-	if err != nil {
-		return r, err
-	}
+func (o options) newReport(ctx context.Context, c *cluster, specs []string) (r report, err error) {
+	r = report{proxy: o.proxy, focus: o.focus, omitted: map[string]int{}}
 	for _, s := range specs {
 		if reason := leftOut(s); reason != "" {
 			r.omitted[reason]++
@@ -174,6 +172,9 @@ func (r *report) verdict() error {
 	for _, n := range r.ended {
 		counted = append(counted, fmt.Errorf("the proxy of %s ended by itself", n))
 	}
+	for _, s := range r.scenarios {
+		counted = append(counted, s.failures()...)
+	}
 	if len(counted) > 0 {
 		return fmt.Errorf("%d failures count:\n%w", len(counted), errors.Join(counted...))
 	}
@@ -197,7 +198,11 @@ func (r *report) page() string {
 	}
 	all.name = "all"
 	writeRow(&b, all)
+	if r.focus != "" {
+		fmt.Fprintf(&b, "\nOnly specs that match `%s` ran.\n", r.focus)
+	}
 	r.writeFailures(&b)
+	r.writeScenarios(&b)
 	r.writeSkipped(&b, all)
 	r.writeOmitted(&b)
 	return b.String()
@@ -231,6 +236,35 @@ func (r *report) writeFailures(b *strings.Builder) {
 	}
 }
 
+// writeScenarios writes a table of the steps, and below it what failed.
+func (r *report) writeScenarios(b *strings.Builder) {
+	if len(r.scenarios) == 0 {
+		return
+	}
+	b.WriteString("\n## Scenarios\n\nRequests went on all the time: new connections and kept ones, from pods and from outside, over both families. " +
+		"In a step that counts, one failed request fails the run. In a control, requests have to fail: it shows that they would show a fault.\n\n")
+	for _, s := range r.scenarios {
+		fmt.Fprintf(b, "- `%s` (%.0f s): %s\n", s.name, s.took.Seconds(), s.shows)
+	}
+	b.WriteString("\n| scenario | step | | requests | failed | slowest |\n|---|---|---|---|---|---|\n")
+	for _, s := range r.scenarios {
+		for _, st := range s.steps {
+			fmt.Fprintf(b, "| %s | %s | %s | %d | %d | %v |\n", s.name, cell(st.name), st.kind, st.requests, st.failed, st.slowest.Round(time.Millisecond))
+		}
+	}
+	b.WriteString("\n")
+	for _, s := range r.scenarios {
+		for _, st := range s.steps {
+			if st.note != "" {
+				fmt.Fprintf(b, "- %s, %s: %s\n", s.name, st.name, st.note)
+			}
+		}
+		for _, err := range s.failures() {
+			fmt.Fprintf(b, "- **Failed:** %s\n", cell(err.Error()))
+		}
+	}
+}
+
 func (r *report) writeSkipped(b *strings.Builder, all partResult) {
 	b.WriteString("\n## What skipped itself\n\n| spec | why |\n|---|---|\n")
 	for _, s := range all.specs {
@@ -253,6 +287,9 @@ func (r *report) writeOmitted(b *strings.Builder) {
 	ran := map[string]bool{}
 	for _, p := range r.parts {
 		ran[p.name] = true
+	}
+	for _, s := range r.scenarios {
+		ran[s.name] = true
 	}
 	var missing []string
 	for _, name := range partNames() {

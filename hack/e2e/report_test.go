@@ -118,7 +118,7 @@ func TestParts(t *testing.T) {
 			t.Errorf("%s: %q, want %q", name, got, want)
 		}
 	}
-	if selected, err := selectParts("dns,hostport"); err != nil || len(selected) != 2 || selected[1].name != "hostport" {
+	if selected, err := selectParts("dns,hostport"); err != nil || len(selected.parts) != 2 || selected.parts[1].name != "hostport" {
 		t.Errorf("got %v, %v", selected, err)
 	}
 	if _, err := selectParts("dsn"); err == nil || !strings.Contains(err.Error(), "hostport") {

@@ -66,11 +66,18 @@ func (o options) runSuite(ctx context.Context, c *cluster) error {
 	if err != nil {
 		return err
 	}
-	r, err := o.newReport(ctx, c)
+	specs, err := o.suiteSpecs(ctx)
 	if err != nil {
 		return err
 	}
-	for _, p := range selected {
+	if selected, err = selected.focused(o.focus, o.parts != "", specs); err != nil {
+		return err
+	}
+	r, err := o.newReport(ctx, c, specs)
+	if err != nil {
+		return err
+	}
+	for _, p := range selected.parts {
 		result, err := c.runPart(ctx, o, p.name, p.focus, skips())
 		if err != nil {
 			return err
@@ -84,6 +91,16 @@ func (o options) runSuite(ctx context.Context, c *cluster) error {
 	r.ended = c.deadProxies()
 	if err := o.judge(ctx, c, &r, known); err != nil {
 		return err
+	}
+	for _, s := range selected.scenarios {
+		progress("%s: %s", s.name, s.shows)
+		r.scenarios = append(r.scenarios, c.runScenario(ctx, o, s))
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err := o.writePage(&r); err != nil {
+			return err
+		}
 	}
 	return errors.Join(o.writePage(&r), r.verdict())
 }
