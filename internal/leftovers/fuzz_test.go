@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/mdlayher/netlink"
 )
 
 // entry makes an entry of a legacy table whose target has a name and data.
@@ -128,43 +127,4 @@ func FuzzLegacyEntries(f *testing.F) {
 			}
 		}
 	})
-}
-
-// FuzzIPVSAnswers feeds answers about virtual and real servers. The kernel sends them, so
-// a wrong one is an error and no more.
-func FuzzIPVSAnswers(f *testing.F) {
-	f.Add(encoded(f, server(6, "10.96.0.1:443").encode))
-	f.Add(encoded(f, server(17, "[fd00::1]:53").encode))
-	f.Add(encoded(f, func(ae *netlink.AttributeEncoder) { encodeDest(ae, endpoint("10.244.1.5:6443", 1, 2)) }))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		answers := []netlink.Message{{Data: data}}
-		all, err := parseVirtualServers(answers)
-		for _, v := range all {
-			if !v.at.IsValid() {
-				t.Errorf("%v", v)
-			}
-		}
-		if err == nil && len(all) > 0 {
-			again, err := parseVirtualServers([]netlink.Message{{Data: encoded(t, all[0].encode)}})
-			if err != nil || len(again) != 1 || again[0] != all[0] {
-				t.Errorf("%v is read as %v, %v", all[0], again, err)
-			}
-		}
-		backends, err := virtualServer{}.parseRealServers(answers)
-		if err == nil && len(backends) > 0 && !backends[0].at.IsValid() {
-			t.Errorf("%v", backends[0])
-		}
-	})
-}
-
-// encoded returns a message without its netlink header.
-func encoded(t testing.TB, write func(*netlink.AttributeEncoder)) []byte {
-	t.Helper()
-	ae := netlink.NewAttributeEncoder()
-	write(ae)
-	body, err := ae.Encode()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return append([]byte{0, genericVersion, 0, 0}, body...)
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cloudflare/ipvs"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
@@ -147,7 +148,7 @@ func (c *ipsetConn) destroy(ctx context.Context, name string, deadline time.Time
 
 // isNodePort reports whether a set of kube-proxy has the port of a virtual server, which is on an address of the node.
 func (c *ipsetConn) isNodePort(v virtualServer) (bool, error) {
-	set := map[uint16]string{unix.IPPROTO_TCP: "KUBE-NODE-PORT-TCP", unix.IPPROTO_UDP: "KUBE-NODE-PORT-UDP", unix.IPPROTO_SCTP: "KUBE-NODE-PORT-SCTP-HASH"}[v.protocol]
+	set := map[ipvs.Protocol]string{ipvs.TCP: "KUBE-NODE-PORT-TCP", ipvs.UDP: "KUBE-NODE-PORT-UDP", ipvs.SCTP: "KUBE-NODE-PORT-SCTP-HASH"}[v.protocol]
 	if set == "" {
 		return false, nil
 	}
@@ -156,7 +157,7 @@ func (c *ipsetConn) isNodePort(v virtualServer) (bool, error) {
 	}
 	err := c.execute(ipsetTest, set, func(data *netlinkattr.List) {
 		data.Bytes(ipsetAttrPort|unix.NLA_F_NET_BYTEORDER, binary.BigEndian.AppendUint16(nil, v.at.Port()))
-		if v.protocol == unix.IPPROTO_SCTP { // a set of addresses and ports, the others are of ports
+		if v.protocol == ipvs.SCTP { // a set of addresses and ports, the others are of ports
 			ip := data.Begin(ipsetAttrIP)
 			data.Bytes(ipsetAddress(v.at.Addr()), v.at.Addr().AsSlice())
 			data.End(ip)

@@ -161,7 +161,7 @@ func (d *drain) serve(ctx context.Context, v virtualServer) error {
 	}
 	connections := 0
 	for _, s := range servers {
-		connections += s.connections
+		connections += int(s.ActiveConnections) + int(s.InactiveConnections)
 	}
 	if connections == 0 || d.ends {
 		if err := d.servers.delete(v); err != nil {
@@ -175,10 +175,10 @@ func (d *drain) serve(ctx context.Context, v virtualServer) error {
 	d.Draining.VirtualServers++
 	d.Draining.Connections += connections
 	for _, s := range servers {
-		if s.weight == 0 {
+		if s.Weight == 0 {
 			continue
 		}
-		if err := d.servers.takeNoNew(v, s); err != nil {
+		if err := d.servers.takeNoNew(v, s.Destination); err != nil {
 			return err
 		}
 	}

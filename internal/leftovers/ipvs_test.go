@@ -13,9 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloudflare/ipvs"
 	"github.com/google/go-cmp/cmp"
-	"github.com/mdlayher/netlink"
-	"github.com/mdlayher/netlink/nltest"
 	"github.com/nftproxy/nftproxy/internal/netlinkattr"
 	"github.com/nftproxy/nftproxy/internal/testkit/netns"
 	vnetlink "github.com/vishvananda/netlink"
@@ -24,130 +23,92 @@ import (
 
 // fakeIPVS answers as IPVS does: the kernels of make test-kernels have the real one.
 type fakeIPVS struct {
-	t *testing.T
+	ipvs.Client
 	// servers are in the order of the kernel's answers.
 	servers []fakeServer
 }
 
 type fakeServer struct {
 	virtualServer
-	real []realServer
+	real []ipvs.DestinationExtended
 }
 
 // useFakeIPVS makes the package talk to the fake one.
 func useFakeIPVS(t *testing.T, servers ...fakeServer) *fakeIPVS {
 	t.Helper()
-	f := &fakeIPVS{t, servers}
-	file, dial := ipvsFile, dialGeneric
-	t.Cleanup(func() { ipvsFile, dialGeneric = file, dial })
+	f := &fakeIPVS{servers: servers}
+	file, dial := ipvsFile, newIPVS
+	t.Cleanup(func() { ipvsFile, newIPVS = file, dial })
 	ipvsFile = filepath.Join(t.TempDir(), "ip_vs")
 	if err := os.WriteFile(ipvsFile, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	dialGeneric = func() (*netlink.Conn, error) { return nltest.Dial(f.answer), nil }
+	newIPVS = func() (ipvs.Client, error) { return f, nil }
 	return f
 }
 
-const fakeFamily = 0x1c
-
-func (f *fakeIPVS) answer(requests []netlink.Message) ([]netlink.Message, error) {
-	request := requests[0]
-	var answers []netlink.Message
-	header := func(typ netlink.HeaderType) netlink.Header {
-		return netlink.Header{Type: typ, Sequence: request.Header.Sequence, PID: request.Header.PID}
+func (f *fakeIPVS) Services() (all []ipvs.ServiceExtended, err error) {
+	for _, s := range f.servers {
+		all = append(all, ipvs.ServiceExtended{Service: s.key()})
 	}
-	reply := func(typ netlink.HeaderType, command byte, write func(*netlink.AttributeEncoder)) {
-		ae := netlink.NewAttributeEncoder()
-		write(ae)
-		body, err := ae.Encode()
-		if err != nil {
-			f.t.Error(err)
-		}
-		answers = append(answers, netlink.Message{Header: header(typ), Data: append([]byte{command, 1, 0, 0}, body...)})
-	}
-	if request.Header.Type == ctrlFamily {
-		reply(ctrlFamily, 1, func(ae *netlink.AttributeEncoder) { ae.Uint16(ctrlAttrFamilyID, fakeFamily) })
-		return answers, nil
-	}
-	if request.Header.Type != fakeFamily {
-		f.t.Errorf("a request of family %#x", request.Header.Type)
-	}
-	v, dest := f.decode(request.Data[4:])
-	at := slices.IndexFunc(f.servers, func(s fakeServer) bool { return s.virtualServer == v })
-	command := request.Data[0]
-	if command != ipvsGetService && at < 0 {
-		return nltest.Error(int(unix.ESRCH), requests)
-	}
-	switch command {
-	case ipvsGetService:
-		for _, s := range f.servers {
-			reply(fakeFamily, 1, s.encode)
-		}
-	case ipvsGetDest:
-		for _, r := range f.servers[at].real {
-			reply(fakeFamily, 5, func(ae *netlink.AttributeEncoder) { encodeDest(ae, r) })
-		}
-	case ipvsSetDest:
-		i := slices.IndexFunc(f.servers[at].real, func(r realServer) bool { return r.at == dest.at })
-		dest.connections = f.servers[at].real[i].connections
-		f.servers[at].real[i] = dest
-	case ipvsDelService:
-		f.servers = slices.Delete(f.servers, at, at+1)
-	default:
-		f.t.Errorf("command %d", command)
-	}
-	if request.Header.Flags&netlink.Dump != netlink.Dump {
-		return nltest.Error(0, requests)
-	}
-	// The kernel ends a dump with a message of this type.
-	answers = append(answers, netlink.Message{Header: header(netlink.Done), Data: make([]byte, 4)})
-	for i := range answers {
-		answers[i].Header.Flags |= netlink.Multi
-	}
-	return answers, nil
+	return all, emptyIsNone(len(all))
 }
 
-func encodeDest(ae *netlink.AttributeEncoder, r realServer) {
-	ae.Nested(ipvsAttrDest, func(ae *netlink.AttributeEncoder) error {
-		ae.Bytes(destAddress, union(r.at.Addr()))
-		ae.Bytes(destPort, binary.BigEndian.AppendUint16(nil, r.at.Port()))
-		ae.Uint32(destForward, r.forward)
-		ae.Uint32(destWeight, r.weight)
-		ae.Uint32(destUpperThreshold, r.upper)
-		ae.Uint32(destLowerThreshold, r.lower)
-		ae.Uint32(destActive, uint32(r.connections))
-		ae.Uint32(destInactive, 0)
-		ae.Uint16(destAddrFamily, addressFamily(r.at.Addr()))
-		return nil
-	})
-}
-
-// decode reads the attributes of a request.
-func (f *fakeIPVS) decode(data []byte) (v virtualServer, r realServer) {
-	request := []netlink.Message{{Data: append(make([]byte, genericHeaderLen), data...)}}
-	servers, err := parseVirtualServers(request)
+func (f *fakeIPVS) Destinations(s ipvs.Service) ([]ipvs.DestinationExtended, error) {
+	i, err := f.find(s)
 	if err != nil {
-		f.t.Error(err)
+		return nil, err
 	}
-	backends, err := v.parseRealServers(request)
-	if err != nil {
-		f.t.Error(err)
-	}
-	if len(servers) > 0 {
-		v = servers[0]
-	}
-	if len(backends) > 0 {
-		r = backends[0]
-	}
-	return v, r
+	return f.servers[i].real, emptyIsNone(len(f.servers[i].real))
 }
 
-func server(protocol uint16, at string, backends ...realServer) fakeServer {
+func (f *fakeIPVS) UpdateDestination(s ipvs.Service, d ipvs.Destination) error {
+	i, err := f.find(s)
+	if err != nil {
+		return err
+	}
+	for j, r := range f.servers[i].real {
+		if r.Address == d.Address && r.Port == d.Port {
+			f.servers[i].real[j].Destination = d
+			return nil
+		}
+	}
+	return unix.ENOENT
+}
+
+func (f *fakeIPVS) RemoveService(s ipvs.Service) error {
+	i, err := f.find(s)
+	if err == nil {
+		f.servers = slices.Delete(f.servers, i, i+1)
+	}
+	return err
+}
+
+func (f *fakeIPVS) find(s ipvs.Service) (int, error) {
+	i := slices.IndexFunc(f.servers, func(f fakeServer) bool { return f.key() == s })
+	if i < 0 {
+		return i, unix.ESRCH
+	}
+	return i, nil
+}
+
+// emptyIsNone is the library's answer to an empty list.
+func emptyIsNone(count int) error {
+	if count == 0 {
+		return os.ErrNotExist
+	}
+	return nil
+}
+
+func server(protocol ipvs.Protocol, at string, backends ...ipvs.DestinationExtended) fakeServer {
 	return fakeServer{virtualServer{protocol, netip.MustParseAddrPort(at)}, backends}
 }
 
-func endpoint(at string, weight uint32, connections int) realServer {
-	return realServer{at: netip.MustParseAddrPort(at), upper: 7, lower: 3, weight: weight, connections: connections}
+func endpoint(at string, weight, connections uint32) ipvs.DestinationExtended {
+	addr := netip.MustParseAddrPort(at)
+	return ipvs.DestinationExtended{ActiveConnections: connections, Destination: ipvs.Destination{
+		Address: addr.Addr(), Port: addr.Port(), UpperThreshold: 7, LowerThreshold: 3, Weight: weight,
+	}}
 }
 
 // makeDevice makes kube-ipvs0. It is of another type: the kernel need not have dummy devices.
@@ -181,7 +142,7 @@ func addressesOf(t *testing.T) (texts []string) {
 }
 
 func TestDrain(t *testing.T) {
-	const tcp, udp = unix.IPPROTO_TCP, unix.IPPROTO_UDP
+	const tcp, udp = ipvs.TCP, ipvs.UDP
 	foreign := server(tcp, "203.0.113.9:80", endpoint("10.244.1.5:8080", 1, 0))
 	remove := func(t *testing.T, r *Remover) Removal {
 		t.Helper()
@@ -193,7 +154,7 @@ func TestDrain(t *testing.T) {
 	}
 	expect := func(t *testing.T, what string, want, got any) {
 		t.Helper()
-		if diff := cmp.Diff(want, got, cmp.AllowUnexported(fakeServer{}, virtualServer{}, realServer{}), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
+		if diff := cmp.Diff(want, got, cmp.AllowUnexported(fakeServer{}, virtualServer{}), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b }), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", what, diff)
 		}
 	}
@@ -222,8 +183,8 @@ func TestDrain(t *testing.T) {
 		if found := find(t); len(found) != 2 || found[0].Count < 50 {
 			t.Errorf("the rules went before the connections: %v", found)
 		}
-		fake.servers[0].real[0].connections = 0
-		fake.servers[2].real[0].connections = 0
+		fake.servers[0].real[0].ActiveConnections = 0
+		fake.servers[2].real[0].ActiveConnections = 0
 		removal = remove(t, r)
 		expect(t, "draining", Draining{}, removal.Draining)
 		expect(t, "virtual servers", []fakeServer{foreign}, fake.servers)
@@ -276,7 +237,7 @@ func TestDrain(t *testing.T) {
 		r := &Remover{DrainTimeout: time.Hour}
 		expect(t, "draining", Draining{VirtualServers: 1, Connections: 2}, remove(t, r).Draining)
 		expect(t, "addresses", []string(nil), addressesOf(t))
-		fake.servers[0].real[0].connections = 0
+		fake.servers[0].real[0].ActiveConnections = 0
 		expect(t, "kept", sets, remove(t, r).Kept.First)
 		expect(t, "virtual servers", []fakeServer{}, fake.servers)
 		expect(t, "addresses", []string{"no device"}, addressesOf(t))
@@ -296,7 +257,7 @@ func TestDrain(t *testing.T) {
 		netns.EnterForTest(t)
 		leaveKubeProxyAlone(t, "nft")
 		useFakeIPVS(t, foreign)
-		dialGeneric = func() (*netlink.Conn, error) { return nil, unix.EPERM }
+		newIPVS = func() (ipvs.Client, error) { return nil, unix.EPERM }
 		remove(t, new(Remover))
 		if found := find(t); found != nil {
 			t.Errorf("left %v", found)
