@@ -3,11 +3,8 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
-	"net/netip"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -16,6 +13,7 @@ import (
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/conntrack"
+	"github.com/nftproxy/nftproxy/internal/config"
 	"github.com/nftproxy/nftproxy/internal/metrics"
 	"github.com/nftproxy/nftproxy/internal/nodeaddr"
 	"github.com/nftproxy/nftproxy/model"
@@ -58,49 +56,22 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// detectLocalProblem says why detectLocal fits nothing on this node; empty if something fits. Of an IP family in which the
-// node has no address of its own it expects nothing. NodeCIDR has the metric of the Node.
+// detectLocalProblem says why detectLocal fits nothing on this node; empty if something fits. NodeCIDR has the metric of the
+// Node.
 func detectLocalProblem(local compiler.DetectLocal) (string, error) {
-	if local.Interface != "" {
-		return interfaceProblem(local)
-	}
 	own, err := nodeaddr.OfInterfaces()
 	if err != nil {
 		return "", err
 	}
-	for _, family := range model.Families {
-		isOf := func(addr netip.Addr) bool { return addr.IsGlobalUnicast() && model.FamilyOf(addr) == family }
-		networks := slices.DeleteFunc(slices.Clone(local.CIDRs), func(n netip.Prefix) bool { return model.FamilyOf(n.Addr()) != family })
-		if len(networks) == 0 || !slices.ContainsFunc(own, isOf) {
-			continue
-		}
-		fits := false
-		for _, n := range networks {
-			leads, err := nodeaddr.LeadsInto(n)
-			if err != nil {
-				return "", err
-			}
-			fits = fits || leads
-		}
-		if !fits {
-			return fmt.Sprintf("no route or address of this node is in %s", networks[0]), nil
-		}
-	}
-	return "", nil
-}
-
-func interfaceProblem(local compiler.DetectLocal) (string, error) {
 	interfaces, err := net.Interfaces()
 	if err != nil {
 		return "", err
 	}
-	if slices.ContainsFunc(interfaces, func(i net.Interface) bool { return local.NamesInterface(i.Name) }) {
-		return "", nil
+	n := config.NodeNetwork{Addresses: own, LeadsInto: nodeaddr.LeadsInto}
+	for _, i := range interfaces {
+		n.Interfaces = append(n.Interfaces, i.Name)
 	}
-	if prefix, isPrefix := strings.CutSuffix(local.Interface, "*"); isPrefix {
-		return "no interface begins with " + prefix, nil
-	}
-	return "there is no interface " + local.Interface, nil
+	return config.DetectLocalProblem(local, n)
 }
 
 const (

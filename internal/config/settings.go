@@ -22,7 +22,7 @@ func Compiler(c *v1alpha2.KubeProxyConfiguration) (compiler.Config, error) {
 	out := compiler.Config{
 		MasqueradeBit:     uint8(*c.NFTables.MasqueradeBit),
 		MasqueradeAll:     c.Linux.MasqueradeAll,
-		DetectLocal:       detectLocal(c),
+		DetectLocal:       DetectLocal(c),
 		NodePortAddresses: nodePortAddresses(c.NodePortAddresses),
 		AffinityHash:      gates.Enabled(AffinityHash),
 		OwnTables:         gates.Enabled(OwnTables),
@@ -33,7 +33,8 @@ func Compiler(c *v1alpha2.KubeProxyConfiguration) (compiler.Config, error) {
 	return out, out.Validate()
 }
 
-func detectLocal(c *v1alpha2.KubeProxyConfiguration) (out compiler.DetectLocal) {
+// DetectLocal returns by what the proxy tells the cluster's own clients from others.
+func DetectLocal(c *v1alpha2.KubeProxyConfiguration) (out compiler.DetectLocal) {
 	switch c.DetectLocalMode {
 	case v1alpha2.LocalModeClusterCIDR:
 		out.CIDRs = ParseCIDRs(c.DetectLocal.ClusterCIDRs)

@@ -27,14 +27,15 @@ type Others struct {
 
 // Use is a rule of another program.
 type Use struct {
-	// Chain has the rule: "ip nat CNI-HOSTPORT-SETMARK".
+	// Chain has the rule: "ip nat CNI-HOSTPORT-SETMARK". Rule is the rule's place in it, from 1; 0 where it is not known.
 	Chain string
+	Rule  int
 	// To is the chain of kube-proxy to which the rule jumps; empty for none.
 	To string
-	// Mark has the bits of the packet mark that the rule compares or sets.
-	Mark uint32
-	// Sets says that the rule sets the bits.
-	Sets bool
+	// Mark has the bits of the packet mark that the rule compares or sets, and Sets those that it sets or clears.
+	Mark, Sets uint32
+	// Whole says that the rule sets the whole mark, such as to the mark of the connection.
+	Whole bool
 	// translated says that the rule matches packets whose destination was translated, and accepts that the rule accepts.
 	translated, accepts bool
 }
@@ -67,22 +68,41 @@ func (o *Others) findNFT(ctx context.Context, bits uint32, own string) error {
 		if slices.Contains(known, t) {
 			continue
 		}
-		o.Tables = append(o.Tables, fmt.Sprintf("%s %s", t.Family, t.Name))
-		w := newWalk(table{t.Family, t.Name})
-		for _, c := range t.Chains {
-			if c.Hook != "" {
-				w.addBase(c.Name, c.Hook, c.DropPolicy)
-			}
-			if !o.addChain(c.Name) {
-				continue
-			}
-			for _, r := range c.Rules {
-				o.addRule(w, c.Name, c.Hook != "", r, bits)
-			}
-		}
-		o.Drops = append(o.Drops, w.drops()...)
+		o.addTable(t, bits)
 	}
 	return nil
+}
+
+// OthersIn finds in tables of other programs what FindOthers finds on a node.
+func OthersIn(tables []*nft.Table, bits uint32) (o Others) {
+	for _, t := range tables {
+		o.addTable(t, bits)
+	}
+	return o
+}
+
+func (o *Others) addTable(t *nft.Table, bits uint32) {
+	o.Tables = append(o.Tables, fmt.Sprintf("%s %s", t.Family, t.Name))
+	w := newWalk(table{t.Family, t.Name})
+	for _, c := range t.Chains {
+		if c.Hook != "" {
+			w.addBase(c.Name, c.Hook, c.DropPolicy)
+		}
+		if !o.addChain(c.Name) {
+			continue
+		}
+		for i, r := range c.Rules {
+			o.addRule(w, place{c.Name, i + 1, c.Hook != ""}, r, bits)
+		}
+	}
+	o.Drops = append(o.Drops, w.drops()...)
+}
+
+// place is a rule's place in a table.
+type place struct {
+	chain  string
+	rule   int
+	inBase bool
 }
 
 // addChain reports whether a chain is another program's.
@@ -101,11 +121,11 @@ func (o *Others) addChain(name string) bool {
 }
 
 // addRule adds a rule of another program's chain if it uses a chain of kube-proxy or one of the bits.
-func (o *Others) addRule(w *walk, chain string, base bool, r nft.Rule, bits uint32) {
+func (o *Others) addRule(w *walk, at place, r nft.Rule, bits uint32) {
 	u := useOf(r)
-	w.add(chain, stepOf(r, u))
-	u.Chain, u.Mark = w.of.chain(chain), u.Mark&bits
-	if !isRemovable(u.To) || base && isEntrance(u.To) {
+	w.add(at.chain, stepOf(r, u))
+	u.Chain, u.Rule, u.Mark, u.Sets = w.of.chain(at.chain), at.rule, u.Mark&bits, u.Sets&bits
+	if !isRemovable(u.To) || at.inBase && isEntrance(u.To) {
 		u.To = "" // to another chain, or kube-proxy's own rule
 	}
 	if (u.To != "" || u.Mark != 0) && len(o.Uses) < maxUses {
@@ -124,13 +144,12 @@ func compared(value, mask uint32) uint32 {
 
 // useOf returns the chain to which a rule jumps, and the bits of the mark that it compares or sets.
 func useOf(r nft.Rule) (u Use) {
-	u.Mark = MarkBits(&r)
+	u.Sets = MarkBits(&r)
+	u.Mark, u.Whole = u.Sets, u.Sets == ^uint32(0)
 	for _, s := range r.Statements {
 		switch s := s.(type) {
 		case nft.Verdict:
 			u.To, u.accepts = s.Chain, s.Kind == nft.VerdictAccept
-		case nft.Assign:
-			u.Sets = u.Sets || s.To == nft.MetaMark
 		case nft.Match:
 			u.addMatch(s)
 		case nft.AnyOf:
@@ -217,7 +236,7 @@ func (o *Others) addLegacy(t *legacyTable, bits uint32) {
 	meaning := func(x nft.Extension) []nft.Statement { return x.Meaning(t.family.family) }
 	for _, r := range t.rules {
 		if chain := t.chainOf(r); !isRemovable(chain) && !slices.Contains(kubeletChains, chain) {
-			o.addRule(w, chain, r.chain == "", t.rule(r, meaning), bits)
+			o.addRule(w, place{chain: chain, inBase: r.chain == ""}, t.rule(r, meaning), bits)
 		}
 	}
 	o.Drops = append(o.Drops, w.drops()...)

@@ -12,10 +12,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/evaluator"
 	"github.com/nftproxy/nftproxy/internal/ruledump"
 	"github.com/nftproxy/nftproxy/internal/testkit/flows"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
+	"github.com/nftproxy/nftproxy/nft"
 )
 
 // TestCheckAgrees compares each cell of the matrix of each golden case with what explain says about the same packet.
@@ -235,5 +237,39 @@ func TestCheckClients(t *testing.T) {
 	}
 	if !newChecker(s, nil, nil).network.isInPods(netip.MustParseAddr("10.200.0.1")) {
 		t.Error("the range of pods is not known")
+	}
+}
+
+// TestCheckMarks changes marks in rules of another program, beside a proxy that masquerades by another bit than the default.
+func TestCheckMarks(t *testing.T) {
+	c, err := compiler.New(compiler.Config{MasqueradeBit: 20, NodePortAddresses: compiler.NodePortAddresses{Primary: true}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct {
+		rule nft.Rule
+		want string
+	}{
+		"sets the bit":                 {nft.NewRule(nft.SetMark(1 << 20)), "inet other f (rule 2) changes the masquerade mark 0x100000"},
+		"clears the bit":               {nft.NewRule(nft.FlipMark(3 << 20)), "inet other f (rule 2) changes the masquerade mark 0x100000"},
+		"sets the default bit":         {nft.NewRule(nft.SetMark(1 << 14)), ""},
+		"compares the bit":             {nft.NewRule(nft.MatchMark(1<<20, 1<<20), nft.SetMark(1<<14)), ""},
+		"copies the connection's mark": {nft.NewRule(nft.Assign{To: nft.MetaMark, Value: nft.CTMark}), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			other := &nft.Table{Family: nft.FamilyInet, Name: "other", Kernel: &nft.KernelTable{Other: true}, Chains: []*nft.Chain{{
+				Name: "f", Type: nft.TypeFilter, Hook: nft.HookForward, Rules: []nft.Rule{nft.NewRule(nft.Counter{}), tt.rule},
+			}}}
+			s := &ruledump.Snapshot{Tables: c.Tables(), Ordered: append([]*nft.Table{other}, c.Tables()...)}
+			e := newChecker(s, nil, nil)
+			e.checkMarks()
+			got := ""
+			for _, f := range e.finish().Findings {
+				got = f.Cause
+			}
+			if got != tt.want {
+				t.Errorf("%q, want %q", got, tt.want)
+			}
+		})
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/evaluator"
+	"github.com/nftproxy/nftproxy/internal/config"
 	"github.com/nftproxy/nftproxy/internal/leftovers"
 	"github.com/nftproxy/nftproxy/nft"
 )
@@ -107,23 +108,15 @@ func (e *checker) checkWays() {
 
 // checkDetectLocal looks whether what tells the cluster's clients from others fits the node: a route, an address or an interface.
 func (e *checker) checkDetectLocal() {
-	if e.rules.Host.Routes == nil {
+	host := &e.rules.Host
+	if host.Routes == nil {
 		return
 	}
+	n := config.NodeNetwork{Addresses: e.rules.Addresses, Interfaces: slices.Collect(maps.Keys(host.Interfaces)), LeadsInto: func(in netip.Prefix) (bool, error) {
+		return slices.ContainsFunc(host.Routes, func(r evaluator.Route) bool { return routesInto(r, in) }), nil
+	}}
 	for _, t := range e.rules.Tables {
-		local := compiler.DetectLocalFromTable(t)
-		fits := func(in netip.Prefix) bool {
-			return slices.ContainsFunc(e.rules.Host.Routes, func(r evaluator.Route) bool { return routesInto(r, in) })
-		}
-		text := ""
-		switch {
-		case local.Interface != "":
-			if !slices.ContainsFunc(slices.Collect(maps.Keys(e.rules.Host.Interfaces)), local.NamesInterface) {
-				text = "detect-local: there is no interface " + local.Interface
-			}
-		case len(local.CIDRs) > 0 && !slices.ContainsFunc(local.CIDRs, fits):
-			text = "detect-local: no route or address of this node is in " + firstOf(local.CIDRs)
-		}
+		text, _ := config.DetectLocalProblem(compiler.DetectLocalFromTable(t), n) // routes that were read
 		if text == "" {
 			continue
 		}
@@ -134,30 +127,39 @@ func (e *checker) checkDetectLocal() {
 		}) {
 			level = levelBroken
 		}
-		e.fact(level, text, "the proxy takes pods for clients outside the cluster: it masquerades them, and policy Local refuses them", "ip route; see clusterCIDR and detectLocal in the proxy's configuration")
+		e.fact(level, "detect-local: "+text, "the proxy takes pods for clients outside the cluster: it masquerades them, and policy Local refuses them", "ip route; see clusterCIDR and detectLocal in the proxy's configuration")
 	}
 }
 
-// masqueradeBit is the default of the bit with which the proxy marks packets.
-const masqueradeBit = 1 << 14
-
-// checkMarks names rules of other programs that set the bit with which the proxy marks packets to masquerade.
-func (e *checker) checkMarks() {
-	var places []string
-	for _, t := range e.rules.Ordered {
-		if t.Kernel == nil || !t.Kernel.Other || e.explains.isProxys(t) {
-			continue
-		}
+// masqueradeMark returns the bits of the packet mark that the proxy's own rules set: by them, they know what to masquerade.
+func masqueradeMark(tables []*nft.Table) (bits uint32) {
+	for _, t := range tables {
 		for _, c := range t.Chains {
 			for i := range c.Rules {
-				if bits := leftovers.MarkBits(&c.Rules[i]); bits&masqueradeBit != 0 && bits != ^uint32(0) && len(places) < maxFindingNames {
-					places = append(places, placeOf(&evaluator.Step{Table: t, Chain: c, Rule: &c.Rules[i]}))
-				}
+				bits |= leftovers.MarkBits(&c.Rules[i])
 			}
 		}
 	}
+	return bits
+}
+
+// checkMarks names rules of other programs that set the bit with which the proxy marks packets to masquerade.
+func (e *checker) checkMarks() {
+	var others []*nft.Table
+	for _, t := range e.rules.Ordered {
+		if t.Kernel != nil && t.Kernel.Other && !e.explains.isProxys(t) {
+			others = append(others, t)
+		}
+	}
+	mark := masqueradeMark(e.rules.Tables)
+	var places []string
+	for _, u := range leftovers.OthersIn(others, mark).Uses {
+		if u.Sets != 0 && !u.Whole {
+			places = append(places, fmt.Sprintf("%s (rule %d)", u.Chain, u.Rule))
+		}
+	}
 	if len(places) > 0 {
-		e.fact(levelRemark, fmt.Sprintf("%s changes the masquerade mark 0x%x", andMore(places[0], len(places)), masqueradeBit),
+		e.fact(levelRemark, fmt.Sprintf("%s changes the masquerade mark 0x%x", andMore(places[0], len(places)), mark),
 			"the proxy masquerades packets with this bit: endpoints see an address of the node, or one that they cannot answer: "+some(places, shownNames),
 			"nft list ruleset")
 	}

@@ -321,21 +321,12 @@ func (p *preflight) podBridge() string {
 
 // checkDetectLocal looks whether the settings fit the node's interfaces and routes.
 func (p *preflight) checkDetectLocal() {
-	if p.settings == nil {
+	if p.settings == nil || p.settings.Config.DetectLocalMode == v1alpha2.LocalModeClusterCIDR && len(p.podNetworks()) == 0 { // a warning of the settings
 		return
 	}
 	c := p.settings.Config
 	problem := ""
-	switch local := c.DetectLocal; c.DetectLocalMode {
-	case v1alpha2.LocalModeBridgeInterface:
-		if !p.hasInterface(func(name string) bool { return name == local.BridgeInterface }) {
-			problem = "there is no interface " + local.BridgeInterface
-		}
-	case v1alpha2.LocalModeInterfaceNamePrefix:
-		if !p.hasInterface(func(name string) bool { return strings.HasPrefix(name, local.InterfaceNamePrefix) }) {
-			problem = "no interface begins with " + local.InterfaceNamePrefix
-		}
-	case v1alpha2.LocalModeNodeCIDR:
+	if c.DetectLocalMode == v1alpha2.LocalModeNodeCIDR {
 		node := p.nodeObject()
 		if node == nil {
 			p.fine(string(c.DetectLocalMode)+": the Node was not looked at; it needs spec.podCIDRs", "", "")
@@ -344,18 +335,15 @@ func (p *preflight) checkDetectLocal() {
 		if len(tracker.ParseNode(node).PodCIDRs) == 0 {
 			problem = "the Node " + node.Name + " has no spec.podCIDRs"
 		}
-	case v1alpha2.LocalModeClusterCIDR:
-		if len(local.ClusterCIDRs) == 0 {
-			return // a warning of the settings
+	} else {
+		n := config.NodeNetwork{LeadsInto: nodeaddr.LeadsInto}
+		for _, i := range p.interfaces {
+			n.Interfaces = append(n.Interfaces, i.Name)
+			for _, a := range i.Addresses {
+				n.Addresses = append(n.Addresses, a.Addr())
+			}
 		}
-		networks := p.podNetworks()
-		reached := func(n netip.Prefix) bool {
-			leads, err := nodeaddr.LeadsInto(n)
-			return leads || err != nil
-		}
-		if i := slices.IndexFunc(networks, func(n netip.Prefix) bool { return !reached(n) }); i >= 0 {
-			problem = fmt.Sprintf("no route or address of this node is in %s", networks[i])
-		}
+		problem, _ = config.DetectLocalProblem(config.DetectLocal(c), n) // without routes nothing is known
 	}
 	if problem == "" {
 		p.fine(string(c.DetectLocalMode)+": fits this node", "", "")
@@ -364,10 +352,6 @@ func (p *preflight) checkDetectLocal() {
 	p.look(string(c.DetectLocalMode)+": "+problem,
 		"pods would be taken for clients outside of the cluster: masqueraded, and refused under policy Local",
 		"correct detectLocal for this node, or go on if its pods are still to come")
-}
-
-func (p *preflight) hasInterface(match func(name string) bool) bool {
-	return slices.ContainsFunc(p.interfaces, func(i describedInterface) bool { return match(i.Name) })
 }
 
 // checkPorts looks for programs that listen where the proxy serves its health and its metrics.

@@ -72,7 +72,7 @@ func (p *preflight) checkMark() {
 		case u.To != "":
 		case u.Mark&(before|after) == 0:
 			drops = append(drops, u.Chain)
-		case u.Sets:
+		case u.Sets&(before|after) != 0:
 			sets = append(sets, mark)
 		default:
 			compares = append(compares, mark)
