@@ -7,10 +7,8 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"syscall"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -18,10 +16,11 @@ import (
 // not arrive or would leave unencrypted; empty if they arrive. Their own destination is another address, so a tunnel must
 // be chosen by the next hop, and no IPsec policy may be meant for them. The network namespace is the thread's.
 func Obstacle(to []netip.Addr) (string, error) {
-	policies, err := outPolicies()
+	policies, err := Policies()
 	if err != nil {
 		return "", fmt.Errorf("list the xfrm policies: %w", err)
 	}
+	policies = slices.DeleteFunc(policies, func(p Policy) bool { return p.Direction != netlink.XFRM_DIR_OUT || !p.Block && !p.Transform })
 	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return "", err
@@ -29,8 +28,8 @@ func Obstacle(to []netip.Addr) (string, error) {
 	defer handle.Close()
 	looked := map[int]bool{0: true} // of a route of type blackhole
 	for _, addr := range to {
-		if i := slices.IndexFunc(policies, func(p netip.Prefix) bool { return p.Contains(addr) }); i >= 0 {
-			return fmt.Sprintf("an xfrm policy for %s would not match, so packets to %s would leave unencrypted", policies[i], addr), nil
+		if i := slices.IndexFunc(policies, func(p Policy) bool { return p.Destination.Contains(addr) }); i >= 0 {
+			return fmt.Sprintf("an xfrm policy for %s would not match, so packets to %s would leave unencrypted", policies[i].Destination, addr), nil
 		}
 		routes, err := handle.RouteGet(addr.AsSlice())
 		if err != nil && !leadsNowhere(err) {
@@ -49,33 +48,6 @@ func Obstacle(to []netip.Addr) (string, error) {
 		}
 	}
 	return "", nil
-}
-
-// outPolicies returns the destinations of the IPsec policies for packets that leave: those that encrypt, or drop. The
-// library's XfrmPolicyList takes short IPv6 prefixes for IPv4.
-func outPolicies() (to []netip.Prefix, err error) {
-	messages, err := nl.NewNetlinkRequest(nl.XFRM_MSG_GETPOLICY, unix.NLM_F_DUMP).Execute(unix.NETLINK_XFRM, nl.XFRM_MSG_NEWPOLICY)
-	if errors.Is(err, unix.EPROTONOSUPPORT) {
-		return nil, nil // a kernel without IPsec
-	}
-	for _, m := range messages {
-		policy := nl.DeserializeXfrmUserpolicyInfo(m)
-		attributes, err := nl.ParseRouteAttr(m[policy.Len():])
-		if err != nil {
-			return nil, err
-		}
-		isTemplate := func(a syscall.NetlinkRouteAttr) bool { return a.Attr.Type == nl.XFRMA_TMPL }
-		if netlink.Dir(policy.Dir) != netlink.XFRM_DIR_OUT ||
-			netlink.PolicyAction(policy.Action) == netlink.XFRM_POLICY_ALLOW && !slices.ContainsFunc(attributes, isTemplate) {
-			continue
-		}
-		addr := netip.AddrFrom16(policy.Sel.Daddr)
-		if policy.Sel.Family == unix.AF_INET {
-			addr = netip.AddrFrom4([4]byte(policy.Sel.Daddr[:4]))
-		}
-		to = append(to, netip.PrefixFrom(addr, int(policy.Sel.PrefixlenD)))
-	}
-	return to, err
 }
 
 // leadsNowhere reports whether the kernel has no route, or one of type unreachable, prohibit or blackhole.

@@ -103,16 +103,29 @@ func (s *Snapshot) addFailedNeighbours(links map[int]netlink.Link) {
 	}
 }
 
-// asker asks the kernel for the routes of packets (RTM_GETROUTE). It knows VRFs, and rules and routes that are not modelled. It
-// is safe for concurrent use.
-type asker struct {
+// Asker asks the kernel for routes (RTM_GETROUTE). The kernel knows VRFs, and rules and routes that are not modelled. An Asker is
+// safe for concurrent use.
+type Asker struct {
 	links map[int]netlink.Link
 	// refuses says, for each family, that rules look at more than what can be asked.
 	refuses map[nft.Family]bool
 }
 
-func newAsker(links map[int]netlink.Link, rules []evaluator.RoutingRule) *asker {
-	a := &asker{links: links, refuses: map[nft.Family]bool{}}
+// NewAsker asks in the current network namespace.
+func NewAsker() (*Asker, error) {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list the interfaces of this network namespace: %w", err)
+	}
+	a := &Asker{links: map[int]netlink.Link{}}
+	for _, l := range links {
+		a.links[l.Attrs().Index] = l
+	}
+	return a, nil
+}
+
+func newAsker(links map[int]netlink.Link, rules []evaluator.RoutingRule) *Asker {
+	a := &Asker{links: links, refuses: map[nft.Family]bool{}}
 	for _, r := range rules {
 		for _, condition := range []string{"tos", "tun_id", "uidrange", "ipproto", "sport", "dport"} {
 			a.refuses[r.Family] = a.refuses[r.Family] || strings.Contains(r.Unknown, condition)
@@ -127,12 +140,9 @@ var failures = map[unix.Errno]evaluator.RoutingFailure{
 	unix.EINVAL: evaluator.Martian, // since Linux 6.13 also in place of EXDEV; and a route of type blackhole
 }
 
-func (a *asker) ask(p evaluator.Packet) (out evaluator.Answer, err error) {
-	family := nft.FamilyIP
-	if p.Destination.Addr().Is6() {
-		family = nft.FamilyIP6
-	}
-	if a.refuses[family] {
+// packet asks for the route of a packet: the route's own prefix, and all its hops.
+func (a *Asker) packet(p evaluator.Packet) (out evaluator.Answer, err error) {
+	if a.refuses[familyOf(p.Destination.Addr())] {
 		return out, errors.New("a routing rule looks at more than addresses, interfaces and marks")
 	}
 	options := &netlink.RouteGetOptions{SrcAddr: p.Source.Addr().AsSlice(), Mark: p.Mark, FIBMatch: true}
@@ -144,7 +154,16 @@ func (a *asker) ask(p evaluator.Packet) (out evaluator.Answer, err error) {
 	if !p.Local && options.IifIndex == 0 {
 		return out, fmt.Errorf("there is no interface %s", p.Interface)
 	}
-	routes, err := netlink.RouteGetWithOptions(p.Destination.Addr().AsSlice(), options)
+	return a.get(p.Destination.Addr(), options)
+}
+
+// RouteTo asks for the route and the hop by which this machine itself reaches an address.
+func (a *Asker) RouteTo(addr netip.Addr) (evaluator.Answer, error) {
+	return a.get(addr, nil)
+}
+
+func (a *Asker) get(to netip.Addr, options *netlink.RouteGetOptions) (out evaluator.Answer, err error) {
+	routes, err := netlink.RouteGetWithOptions(to.AsSlice(), options)
 	var errno unix.Errno
 	switch {
 	case errors.As(err, &errno) && failures[errno] != "":
@@ -155,6 +174,13 @@ func (a *asker) ask(p evaluator.Packet) (out evaluator.Answer, err error) {
 	case len(routes) != 1:
 		return out, fmt.Errorf("the kernel answers %d routes", len(routes))
 	}
-	out.Route = routeOf(routes[0], family, a.links)
+	out.Route = routeOf(routes[0], familyOf(to), a.links)
 	return out, nil
+}
+
+func familyOf(addr netip.Addr) nft.Family {
+	if addr.Is6() {
+		return nft.FamilyIP6
+	}
+	return nft.FamilyIP
 }

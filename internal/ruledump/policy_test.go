@@ -18,6 +18,7 @@ func TestPolicies(t *testing.T) {
 		"dir out dst 10.244.1.0/24 priority 1",
 		"dir fwd src fd00:244::/32 dst fd00:244:1::/64 action block",
 		"dir in src ::/0 dst fd00:244::/32 action block",
+		"dir in src ::/0 dst fd00:244::/48 priority 3 mark 1",
 	} {
 		if out, err := exec.Command("ip", append([]string{"xfrm", "policy", "add"}, strings.Fields(command)...)...).CombinedOutput(); err != nil {
 			t.Fatalf("%s: %v: %s", command, err, out)
@@ -31,6 +32,7 @@ func TestPolicies(t *testing.T) {
 		{Direction: "out", Source: prefix("0.0.0.0/0"), Destination: prefix("10.244.0.0/16"), Block: true},
 		{Direction: "in", Source: prefix("::/0"), Destination: prefix("fd00:244::/32"), Block: true},
 		{Direction: "fwd", Source: prefix("fd00:244::/32"), Destination: prefix("fd00:244:1::/64"), Block: true},
+		{Direction: "in", Source: prefix("::/0"), Destination: prefix("fd00:244::/48"), Unknown: true},
 	}
 	same := cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
 	if diff := cmp.Diff(want, s.Host.Policies, same); diff != "" || len(s.NotLookedAt) > 0 {

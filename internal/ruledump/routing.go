@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/nftproxy/nftproxy/evaluator"
+	"github.com/nftproxy/nftproxy/internal/nodeaddr"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -71,7 +72,7 @@ func (s *Snapshot) addRouting(links map[int]netlink.Link) {
 		s.NotLookedAt = append(s.NotLookedAt, "ip_forward and rp_filter: "+err.Error())
 	}
 	s.addFailedNeighbours(links)
-	s.Host.Ask = newAsker(links, s.Host.Rules).ask
+	s.Host.Ask = newAsker(links, s.Host.Rules).packet
 }
 
 // routeOf converts a route of netlink's.
@@ -161,36 +162,20 @@ func routingRule(family nft.Family, r netlink.Rule) evaluator.RoutingRule {
 	return out
 }
 
-// addPolicies reads the policies of IPsec. The order counts within one IP family alone.
+// addPolicies reads the policies of IPsec.
 func (s *Snapshot) addPolicies() {
-	for _, family := range nft.Families {
-		policies, err := netlink.XfrmPolicyList(netlinkFamilies[family])
-		if err != nil {
-			s.NotLookedAt = append(s.NotLookedAt, "policies of IPsec: "+err.Error())
-		}
-		slices.SortStableFunc(policies, func(a, b netlink.XfrmPolicy) int { return cmp.Compare(a.Priority, b.Priority) })
-		for _, p := range policies {
-			if direction, is := policyDirections[p.Dir]; is { // the others are of sockets
-				s.Host.Policies = append(s.Host.Policies, evaluator.Policy{
-					Direction: direction, Source: selectorIn(p.Src, family), Destination: selectorIn(p.Dst, family), Protocol: uint8(p.Proto),
-					SourcePort: uint16(p.SrcPort), DestinationPort: uint16(p.DstPort), Block: p.Action == netlink.XFRM_POLICY_BLOCK, Transform: len(p.Tmpls) > 0,
-					Unknown: p.Mark != nil || p.Ifindex != 0 || p.Ifid != 0,
-				})
-			}
+	policies, err := nodeaddr.Policies()
+	if err != nil {
+		s.NotLookedAt = append(s.NotLookedAt, "policies of IPsec: "+err.Error())
+	}
+	for _, p := range policies {
+		if direction, is := policyDirections[p.Direction]; is { // the others are of sockets
+			s.Host.Policies = append(s.Host.Policies, evaluator.Policy{
+				Direction: direction, Source: p.Source, Destination: p.Destination, Protocol: p.Protocol, SourcePort: p.SourcePort, DestinationPort: p.DestinationPort,
+				Block: p.Block, Transform: p.Transform, Unknown: p.Conditional,
+			})
 		}
 	}
 }
 
 var policyDirections = map[netlink.Dir]string{netlink.XFRM_DIR_IN: "in", netlink.XFRM_DIR_OUT: "out", netlink.XFRM_DIR_FWD: "fwd"}
-
-// selectorIn returns a prefix of a policy. The library takes an IPv6 address whose last twelve bytes are zero, such as that of
-// fd00:244::/32, for an IPv4 address of its first four bytes.
-func selectorIn(n *net.IPNet, family nft.Family) netip.Prefix {
-	if first := n.IP.To4(); family == nft.FamilyIP6 && first != nil {
-		var addr [16]byte
-		copy(addr[:], first)
-		bits, _ := n.Mask.Size()
-		return netip.PrefixFrom(netip.AddrFrom16(addr), bits)
-	}
-	return prefixIn(n, family)
-}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -205,11 +206,7 @@ const othersName = "others"
 // listConnections reads the flows of conntrack to the Services of the index. Of the flows
 // it keeps those that it prints.
 func listConnections(ctx context.Context, index *flowIndex, o connectionOptions) (*Connections, error) {
-	hops, err := newNextHops()
-	if err != nil {
-		return nil, err
-	}
-	defer hops.close()
+	hops := &nextHops{known: map[netip.Addr]string{}}
 	index.hops = hops
 	list := &Connections{nodeDocument: aboutNode("Connections", index.rules), By: o.by, limit: o.limit}
 	var serving, others []*serviceFlow

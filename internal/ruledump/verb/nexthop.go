@@ -1,19 +1,17 @@
 package verb
 
 import (
-	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
+	"github.com/nftproxy/nftproxy/evaluator"
+	"github.com/nftproxy/nftproxy/internal/ruledump"
 )
 
 // nextHops finds the gateways by which the node reaches endpoints. The rules do not say on which node an endpoint is;
 // with most networks of pods the gateway does.
 type nextHops struct {
-	handle *netlink.Handle
+	asker *ruledump.Asker
 	// known holds what was asked already.
 	known map[netip.Addr]string
 	// err is the first failure.
@@ -22,16 +20,6 @@ type nextHops struct {
 
 // noRoute stands for the next hop of an address that the node cannot reach.
 const noRoute = "no route"
-
-func newNextHops() (*nextHops, error) {
-	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-	if err != nil {
-		return nil, fmt.Errorf("open a socket for routes: %w", err)
-	}
-	return &nextHops{handle: handle, known: map[netip.Addr]string{}}, nil
-}
-
-func (n *nextHops) close() { n.handle.Close() }
 
 // to returns "via" and the gateway; "dev" and a device, if the node reaches the address without one, as it does its own
 // pods; "this node"; noRoute for an address without a route; or "" if the device is gone.
@@ -47,20 +35,24 @@ func (n *nextHops) to(addr netip.Addr) string {
 	return hop
 }
 
-func (n *nextHops) ask(addr netip.Addr) (string, error) {
-	routes, err := n.handle.RouteGet(addr.AsSlice())
-	switch {
-	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.EACCES), errors.Is(err, unix.EINVAL):
-		return noRoute, nil // none, or one of type unreachable, prohibit or blackhole
-	case err != nil || len(routes) == 0:
-		return "", err
-	case routes[0].Type == unix.RTN_LOCAL:
-		return "this node", nil
-	case routes[0].Gw != nil:
-		return "via " + routes[0].Gw.String(), nil
+func (n *nextHops) ask(addr netip.Addr) (hop string, err error) {
+	if n.asker == nil {
+		if n.asker, err = ruledump.NewAsker(); err != nil {
+			return "", err
+		}
 	}
-	if device, err := net.InterfaceByIndex(routes[0].LinkIndex); err == nil {
-		return "dev " + device.Name, nil
+	answer, err := n.asker.RouteTo(addr)
+	switch r := answer.Route; {
+	case err != nil:
+		return "", err
+	case answer.Failure != "":
+		return noRoute, nil // none, or one of type unreachable, prohibit or blackhole
+	case r.Type == evaluator.RouteLocal:
+		return "this node", nil
+	case r.Gateway.IsValid():
+		return "via " + r.Gateway.String(), nil
+	case r.Interface != "":
+		return "dev " + r.Interface, nil
 	}
 	return "", nil
 }
