@@ -304,6 +304,12 @@ e2e: prerequisites build kubernetes ## docs/e2e-report.md: Kubernetes' own e2e s
 	$(BUILD) -o $(BIN)/_e2e ./hack/e2e
 	$(BIN)/_e2e run --go $(GO) --bin $(BIN) --parts '$(PARTS)' --focus '$(FOCUS)' --from '$(FROM)' --page $(if $(PARTS)$(FOCUS),$(BIN)/e2e-report.md,docs/e2e-report.md)
 
+.PHONY: e2e-mutants
+e2e-mutants: build kubernetes ## docs/e2e-mutants.md: three defects of the compiler, which Kubernetes' suite must find; after make e2e, whose packages it needs
+	$(BUILD) -o $(BIN)/_e2e ./hack/e2e
+	$(BIN)/_e2e up --go $(GO) --bin $(BIN)
+	$(BIN)/_e2e mutants --go $(GO) --bin $(BIN) --page docs/e2e-mutants.md; verdict=$$?; $(BIN)/_e2e down; exit $$verdict
+
 test-kernels: ## the tests that depend on the kernel, on Debian's kernels 6.1 and 6.12 in qemu; long
 	$(GO) run ./hack/kernels -report docs/kernels.md
 

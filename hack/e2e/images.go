@@ -56,8 +56,8 @@ func (o options) makeImages(ctx context.Context) ([]image, error) {
 		make func() error
 	}{
 		{root, func() error { return debianRoot(ctx, root) }},
-		{coredns, func() error { return o.build(ctx, "hack/e2e/coredns", coredns) }},
-		{pause, func() error { return o.build(ctx, "hack/e2e/pause", pause) }},
+		{coredns, func() error { return o.build(ctx, "hack/e2e/coredns", coredns, ".") }},
+		{pause, func() error { return o.build(ctx, "hack/e2e/pause", pause, ".") }},
 	} {
 		if _, err := os.Stat(step.file); err == nil {
 			continue
@@ -104,9 +104,9 @@ func debianSuite() (string, error) {
 	return string(m[1]), nil
 }
 
-// build builds a program of this repository that needs no library.
-func (o options) build(ctx context.Context, dir, file string) error {
-	cmd := exec.CommandContext(ctx, o.goCommand, "build", "-tags=grpcnotrace", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", file, ".")
+// build builds the program of a package in a directory.
+func (o options) build(ctx context.Context, dir, file, pkg string) error {
+	cmd := exec.CommandContext(ctx, o.goCommand, "build", "-tags=grpcnotrace", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", file, pkg)
 	cmd.Dir, cmd.Env = dir, append(os.Environ(), "CGO_ENABLED=0")
 	out, err := cmd.CombinedOutput()
 	if err != nil {

@@ -7,6 +7,7 @@
 //	go run ./hack/e2e exec --node node-1 nft list ruleset
 //	go run ./hack/e2e suite --parts services,swap      # parts of the suite and scenarios in it
 //	go run ./hack/e2e proxy --proxy kube-proxy         # another proxy on each node
+//	go run ./hack/e2e mutants --page docs/e2e-mutants.md # specs over proxies whose compiler has a defect
 //	go run ./hack/e2e down
 //
 // A machine is an init process with namespaces of its own for processes, mounts and the network. Inside are the
@@ -87,7 +88,7 @@ func parse(args []string) (options, []string, error) {
 	flags.StringVar(&o.goCommand, "go", "go", "the `command` go")
 	flags.StringVar(&o.parts, "parts", "", "the parts of the suite and scenarios, separated by commas (default: all): "+strings.Join(partNames(), ", "))
 	flags.StringVar(&o.focus, "focus", "", "of the parts, run only specs whose names match this `expression`")
-	flags.StringVar(&o.from, "from", "", "the `commit` that scenario upgrade starts from (default: the last tag)")
+	flags.StringVar(&o.from, "from", "", "the `commit` that scenario upgrade starts from (default: the last tag, or "+firstCommit+" without tags)")
 	flags.StringVar(&o.page, "page", "", "write the report to this `file`")
 	flags.StringVar(&o.known, "known", "hack/e2e/known.txt", "the `file` that names known failures")
 	flags.StringVar(&o.node, "node", "", "exec: run the program in this `node`'s namespaces")
@@ -109,7 +110,7 @@ func parse(args []string) (options, []string, error) {
 	return o, flags.Args(), nil
 }
 
-const usage = "usage: e2e run|up|suite|proxy|exec|down [flags]"
+const usage = "usage: e2e run|up|suite|mutants|proxy|exec|down [flags]"
 
 func command(ctx context.Context, args []string) error {
 	if len(args) == 0 {
@@ -132,6 +133,8 @@ func command(ctx context.Context, args []string) error {
 		return o.up(ctx)
 	case "suite":
 		return o.suite(ctx)
+	case "mutants":
+		return o.mutants(ctx)
 	case "proxy":
 		return o.changeProxy(ctx)
 	case "exec":

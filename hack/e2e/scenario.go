@@ -20,6 +20,7 @@ type scenario struct {
 // scenarios are in the order in which they run, after the parts of the suite.
 var scenarios = []scenario{
 	{"swap", "Kubernetes' kube-proxy and this proxy replace each other, node after node, and no request fails.", runSwap},
+	{"upgrade", "The proxy of an earlier commit and this one replace each other, node after node, and no request fails.", runUpgrade},
 }
 
 // stepKind says what a failed request means in a step.
