@@ -17,6 +17,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
 // scenarioNamespace has the servers and clients of a scenario (manifests/scenario.yaml).
@@ -30,6 +31,8 @@ var families = []string{"IPv4", "IPv6"}
 
 // servers are pods behind a Service of both families, and the ways to them: one server and one client on each node.
 type servers struct {
+	// clients are the client pods, by node.
+	clients []place
 	// pods are the paths from a client pod on each node to the ClusterIPs.
 	pods []path
 	// nodePorts are the paths from outside the cluster to each node's node port, and entrances to the load balancer's
@@ -61,16 +64,44 @@ func (s *scenarioRun) serve(ctx context.Context) (servers, error) {
 	if err != nil {
 		return made, err
 	}
-	for _, p := range made.all() {
+	return made, awaitPaths(ctx, made.all())
+}
+
+// awaitPaths waits until all paths have worked.
+func awaitPaths(ctx context.Context, paths []path) error {
+	for _, p := range paths {
 		if err := await(ctx, p.name+" works", func() error {
 			k := kept{}
 			defer k.close()
 			return k.get(p, true)
 		}); err != nil {
-			return made, err
+			return err
 		}
 	}
-	return made, nil
+	return nil
+}
+
+// serveAnother waits until every node serves a Service that is new. So the proxies do more than leave the rules of
+// others alone.
+func (s *scenarioRun) serveAnother(ctx context.Context, made servers) error {
+	both := v1.IPFamilyPolicyRequireDualStack
+	service, err := s.client.CoreV1().Services(scenarioNamespace).Create(ctx, &v1.Service{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "another-"},
+		Spec: v1.ServiceSpec{
+			Selector: map[string]string{"app": "server"}, IPFamilyPolicy: &both, IPFamilies: []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol},
+			Ports: []v1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(8080)}},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return err
+	}
+	var paths []path
+	for i, client := range made.clients {
+		for family, name := range families {
+			paths = append(paths, path{fmt.Sprintf("a pod on %s to the new Service, %s", s.Nodes[i].Name, name), client.dial, net.JoinHostPort(service.Spec.ClusterIPs[family], "80")})
+		}
+	}
+	return awaitPaths(ctx, paths)
 }
 
 // balance gives the Service an address for each node and family.
@@ -125,6 +156,7 @@ func (s *scenarioRun) paths(ctx context.Context, service *v1.Service) (made serv
 		if err != nil {
 			return made, err
 		}
+		made.clients = append(made.clients, pod)
 		for family, name := range families {
 			to := func(addr string, port int32) string { return net.JoinHostPort(addr, strconv.Itoa(int(port))) }
 			made.pods = append(made.pods, path{fmt.Sprintf("a pod on %s to the ClusterIP, %s", n.Name, name), pod.dial, to(service.Spec.ClusterIPs[family], port.Port)})

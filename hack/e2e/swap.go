@@ -1,9 +1,6 @@
 package main
 
-import (
-	"context"
-	"fmt"
-)
+import "context"
 
 // runSwap swaps the proxies of all nodes, from each mode of Kubernetes' kube-proxy to this one and back.
 func runSwap(ctx context.Context, s *scenarioRun) error {
@@ -14,29 +11,34 @@ func runSwap(ctx context.Context, s *scenarioRun) error {
 	if err := s.withoutRules(ctx, made); err != nil {
 		return err
 	}
-	paths := made.all()
-	for _, mode := range []string{"kube-proxy", "kube-proxy-iptables"} {
-		if err := s.swapTo(ctx, mode, paths); err != nil {
+	for _, name := range []string{"kube-proxy", "nftproxy", "kube-proxy", "kube-proxy-iptables", "nftproxy", "kube-proxy-iptables", "nftproxy"} {
+		p, err := s.options.contender(name)
+		if err != nil {
 			return err
 		}
-		if err := s.swapTo(ctx, "nftproxy", paths); err != nil {
+		if err := s.swapTo(ctx, p, made); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// iptablesGap is why requests may fail when kube-proxy starts in this mode.
-const iptablesGap = "at its start in iptables mode kube-proxy deletes the tables of nftables mode before it has written rules of its own, whichever proxy made them"
+// iptablesGap is why requests may fail when kube-proxy starts in iptables mode.
+const iptablesGap = "At its start in iptables mode kube-proxy deletes the tables `kube-proxy`, whichever proxy wrote them, and then writes its own rules ([takeover.md](takeover.md#from-kube-proxy-in-iptables-mode))."
 
-// swapTo has a proxy take over all nodes, node after node.
-func (s *scenarioRun) swapTo(ctx context.Context, name string, paths []path) error {
-	swap := func(ctx context.Context) error { return s.setProxy(ctx, s.options, name) }
-	title := fmt.Sprintf("%s to %s", s.Nodes[0].Contender, name)
-	if name == "kube-proxy-iptables" {
-		return s.measure(ctx, title, iptablesGap, paths, swap)
+// swapTo has a proxy take over all nodes, node after node, and serve a new Service.
+func (s *scenarioRun) swapTo(ctx context.Context, p contender, made servers) error {
+	swap := func(ctx context.Context) error {
+		if err := s.startProxies(ctx, p); err != nil {
+			return err
+		}
+		return s.serveAnother(ctx, made)
 	}
-	return s.step(ctx, title, counts, paths, swap)
+	title := s.Nodes[0].Contender + " to " + p.name
+	if p.mode == "iptables" {
+		return s.measure(ctx, title, iptablesGap, made.all(), swap)
+	}
+	return s.step(ctx, title, counts, made.all(), swap)
 }
 
 // withoutRules is a control: the first node has no proxy and no rules.

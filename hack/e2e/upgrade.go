@@ -30,7 +30,7 @@ func runUpgrade(ctx context.Context, s *scenarioRun) error {
 		return err
 	}
 	for _, to := range []contender{before, now, before, now} {
-		if err := s.step(ctx, s.Nodes[0].Contender+" to "+to.name, counts, made.all(), func(ctx context.Context) error { return s.startProxies(ctx, to) }); err != nil {
+		if err := s.swapTo(ctx, to, made); err != nil {
 			return err
 		}
 	}
