@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -17,7 +18,9 @@ import (
 	"github.com/nftproxy/nftproxy/internal/ruledump"
 	"github.com/nftproxy/nftproxy/internal/testkit/flows"
 	"github.com/nftproxy/nftproxy/internal/testkit/lab"
+	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
+	"golang.org/x/sys/unix"
 )
 
 // TestCheckAgrees compares each cell of the matrix of each golden case with what explain says about the same packet.
@@ -195,6 +198,9 @@ func TestCheckProxy(t *testing.T) {
 			if len(c.Findings) > 0 {
 				cause = c.Findings[0].Cause
 			}
+			if known := tt.state != proxyUnknown; known != strings.Contains(TextOf(c, "text"), "proxy: "+tt.state) || known != strings.Contains(TextOf(c, "text"), ", says healthz.json of the report") {
+				t.Errorf("the text does not say the state and its source:\n%s", TextOf(c, "text"))
+			}
 			if c.Proxy.State != tt.state || cause != tt.cause || c.Proxy.Repairs != tt.repairs {
 				t.Errorf("%+v, %q; want %s, %q", c.Proxy, cause, tt.state, tt.cause)
 			}
@@ -272,4 +278,111 @@ func TestCheckMarks(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestCheckStatus sees the exit status of each verdict. Where something is broken, what could not be found out does not count.
+func TestCheckStatus(t *testing.T) {
+	drop := nft.NewRule(nft.Match{Field: nft.MetaL4proto, Value: nft.ProtoData(unix.IPPROTO_TCP)}, nft.Drop)
+	unknown := nft.NewRule(nft.Unknown{Name: "tomorrow"}, nft.Drop)
+	rarely := nft.NewRule(nft.Limit{Rate: 1}, nft.Drop)
+	for name, tt := range map[string]struct {
+		rules  []nft.Rule
+		noTime bool
+		fact   checkLevel
+		want   int
+	}{
+		"everything works":                            {want: 0},
+		"a remark":                                    {fact: levelRemark, want: 0},
+		"a rule that may or may not drop":             {rules: []nft.Rule{rarely}, want: 0},
+		"a rule drops":                                {rules: []nft.Rule{drop}, want: 1},
+		"a setting is wrong":                          {fact: levelBroken, want: 1},
+		"a rule of which nobody knows what it does":   {rules: []nft.Rule{unknown}, want: 2},
+		"no time":                                     {noTime: true, want: 2},
+		"no time, and a remark":                       {noTime: true, fact: levelRemark, want: 2},
+		"no time, and a setting is wrong":             {noTime: true, fact: levelBroken, want: 1},
+		"a rule nobody knows, and a setting is wrong": {rules: []nft.Rule{unknown}, fact: levelBroken, want: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := manyServices(t, 5, 2)
+			s.Ordered[0].Chains[0].Rules = tt.rules
+			ctx, stop := context.WithCancel(t.Context())
+			defer stop()
+			if tt.noTime {
+				stop()
+			}
+			e, err := newCheck(ctx, s, Filter{}, func(int, int) {})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if tt.fact != "" {
+				e.fact(tt.fact, "a cause", "", "")
+			}
+			c := e.finish()
+			file := filepath.Join(t.TempDir(), "check.json")
+			if text, err := json.Marshal(c); err != nil || os.WriteFile(file, text, 0o600) != nil {
+				t.Fatal(err)
+			}
+			if got, _, stderr := execute("check", "--collect", file); got != tt.want || stderr != "" {
+				t.Errorf("status %d, want %d, %s:\n%s", got, tt.want, stderr, TextOf(c, "text"))
+			}
+		})
+	}
+	if status, _, stderr := execute("check", "--dump", filepath.Join(t.TempDir(), "none.json")); status != 2 || stderr == "" {
+		t.Errorf("rules that cannot be read: status %d, %q", status, stderr)
+	}
+}
+
+// TestCheckDial dials the endpoints of each list that a frontend has: those of policy Local are not in the other list.
+func TestCheckDial(t *testing.T) {
+	open, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Close()
+	shut, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	shut.Close()
+	listens, refuses := netip.MustParseAddrPort(open.Addr().String()), netip.MustParseAddrPort(shut.Addr().String())
+	of := func(protocol model.Protocol, name string, all, local []netip.AddrPort) *compiler.Frontend {
+		return &compiler.Frontend{Protocol: protocol, ServicePort: name, Endpoints: all, LocalEndpoints: local}
+	}
+	for name, tt := range map[string]struct {
+		frontend *compiler.Frontend
+		want     string
+	}{
+		"listens":                  {of(model.TCP, "a/b", []netip.AddrPort{listens}, nil), ""},
+		"refuses":                  {of(model.TCP, "a/b", []netip.AddrPort{listens, refuses}, nil), "endpoints refuse connections (wrong port?)"},
+		"policy Local listens":     {of(model.TCP, "a/b", nil, []netip.AddrPort{listens}), ""},
+		"policy Local refuses":     {of(model.TCP, "a/b", nil, []netip.AddrPort{refuses}), "endpoints refuse connections (wrong port?)"},
+		"of UDP nothing is dialed": {of(model.UDP, "a/b", []netip.AddrPort{refuses}, nil), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newChecker(manyServices(t, 1, 1), nil, []*compiler.Frontend{tt.frontend})
+			e.dial(t.Context())
+			c := e.Check
+			for _, cause := range e.causes {
+				c.Findings = append(c.Findings, cause.finding())
+			}
+			got := ""
+			for _, f := range c.Findings {
+				if got = f.Cause; !slices.Equal(f.Endpoints, []netip.AddrPort{refuses}) || !slices.Equal(f.Services, []string{"a/b"}) {
+					t.Errorf("%+v", f)
+				}
+			}
+			if got != tt.want || len(c.NotLookedAt) > 0 {
+				t.Errorf("%q, want %q; not looked at: %v", got, tt.want, c.NotLookedAt)
+			}
+		})
+	}
+	t.Run("no time", func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		stop()
+		e := newChecker(manyServices(t, 1, 1), nil, []*compiler.Frontend{of(model.TCP, "a/b", []netip.AddrPort{refuses}, nil)})
+		e.dial(ctx)
+		if len(e.causes) > 0 || e.Verdict != verdictUnknown || len(e.NotLookedAt) != 1 {
+			t.Errorf("%s, causes %d, not looked at %v", e.Verdict, len(e.causes), e.NotLookedAt)
+		}
+	})
 }

@@ -21,8 +21,9 @@ type trouble struct {
 	endpoint netip.AddrPort
 	// asked says that the Service's owner asks for it, or that a firewall may mean it: no fault by itself.
 	asked bool
-	// undecided says that nobody can tell whether the packet arrives.
-	undecided bool
+	// undecided says that nobody can tell whether the packet arrives, and unknown that the walk itself does not know what a
+	// rule or the kernel does, so the check could not find out.
+	undecided, unknown bool
 }
 
 // causeKey identifies a cause. Two packets with the same key share a finding.
@@ -71,7 +72,7 @@ func (e *checker) troubleOf(f *compiler.Frontend, k *clientKind, p evaluator.Pac
 	case reason == ReasonSentOn:
 		return nil
 	case fate.Result == evaluator.Undecided:
-		t.undecided = true
+		t.undecided, t.unknown = true, true
 		t.text = "not known: " + fate.Path[len(fate.Path)-1].Verdict
 		if foreign != nil {
 			t.text, t.rule, t.why = placeOf(foreign)+": the result is not known", foreign.Rule, foreign.Verdict

@@ -31,11 +31,15 @@ func (e *checker) dial(ctx context.Context) {
 		e.notLooked(fmt.Sprintf("--dial: %d endpoints beyond the first %d", more, maxDialed))
 		endpoints = endpoints[:maxDialed]
 	}
-	results := make([]error, len(endpoints))
+	results, dialed := make([]error, len(endpoints)), 0
 	var wait sync.WaitGroup
 	slots := make(chan struct{}, dialedAtOnce)
 	for i, at := range endpoints {
 		slots <- struct{}{}
+		if ctx.Err() != nil {
+			break // a dial would not say anything about the endpoint
+		}
+		dialed++
 		wait.Go(func() {
 			defer func() { <-slots }()
 			conn, err := (&net.Dialer{Timeout: dialPatience}).DialContext(ctx, "tcp", at.String())
@@ -45,6 +49,9 @@ func (e *checker) dial(ctx context.Context) {
 		})
 	}
 	wait.Wait()
+	if left := len(endpoints) - dialed; left > 0 {
+		e.noTime(fmt.Sprintf("--dial: %d endpoints: there was no time for them", left))
+	}
 	byCause := map[string]map[netip.AddrPort]bool{}
 	for i, err := range results {
 		if cause := dialCause(err); cause != "" {
@@ -86,7 +93,7 @@ func (e *checker) tcpEndpoints() (list []netip.AddrPort) {
 		if uint8(f.Protocol) != unix.IPPROTO_TCP {
 			continue
 		}
-		for _, at := range f.Endpoints {
+		for _, at := range slices.Concat(f.Endpoints, f.LocalEndpoints) {
 			if !seen[at] {
 				seen[at] = true
 				list = append(list, at)

@@ -35,10 +35,11 @@ func (e *checker) addConntrack(ctx context.Context, from *source) {
 		flows, err = index.countFlows(ctx)
 		e.addFlows(index, flows)
 	}
-	if err != nil {
-		if ctx.Err() != nil {
-			err = context.Cause(ctx)
-		}
+	switch {
+	case err == nil:
+	case ctx.Err() != nil:
+		e.noTime("connections: " + context.Cause(ctx).Error())
+	default:
 		e.notLooked("connections: " + err.Error())
 	}
 }

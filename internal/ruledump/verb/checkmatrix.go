@@ -86,8 +86,7 @@ func (e *checker) walk(ctx context.Context, progress func(done, all int)) {
 	}
 	workers.Wait()
 	if left := len(rows) - int(done.Load()); left > 0 {
-		e.notLooked(fmt.Sprintf("%d of %d addresses of Services: there was no time for them; give a Service or a namespace", left, len(rows)))
-		e.Verdict = verdictUnknown
+		e.noTime(fmt.Sprintf("%d of %d addresses of Services: there was no time for them; give a Service or a namespace", left, len(rows)))
 	}
 	for i, f := range e.frontends {
 		e.addRow(f, &rows[i])
@@ -95,6 +94,12 @@ func (e *checker) walk(ctx context.Context, progress func(done, all int)) {
 }
 
 func (e *checker) notLooked(what string) { e.NotLookedAt = append(slices.Clip(e.NotLookedAt), what) }
+
+// noTime says what there was no time for. It may be broken.
+func (e *checker) noTime(what string) {
+	e.notLooked(what)
+	e.Verdict = verdictUnknown
+}
 
 // row walks the packets of all kinds of clients to a frontend.
 func (e *checker) row(f *compiler.Frontend) (r checkRow) {
@@ -113,7 +118,7 @@ func (e *checker) row(f *compiler.Frontend) (r checkRow) {
 		}
 		cell, troubles := cellWorks, []trouble(nil)
 		if err != nil {
-			cell, troubles = cellUndecided, []trouble{{causeKey: causeKey{text: "not known: " + err.Error()}, undecided: true}}
+			cell, troubles = cellUndecided, []trouble{{causeKey: causeKey{text: "not known: " + err.Error()}, undecided: true, unknown: true}}
 		}
 		for j := range fates {
 			if t := e.troubleOf(f, &e.clients[i], p, &fates[j]); t != nil {
@@ -230,6 +235,9 @@ func (e *checker) cause(key causeKey, begin CheckFinding) (c *cause, isNew bool)
 func (e *checker) addTrouble(f *compiler.Frontend, client int, p *evaluator.Packet, t *trouble) *cause {
 	c, isNew := e.cause(t.causeKey, CheckFinding{Level: levelRemark, Why: t.why})
 	c.undecided = (c.undecided || isNew) && t.undecided
+	if t.unknown {
+		e.Verdict = verdictUnknown
+	}
 	level := levelBroken
 	if t.asked || t.undecided {
 		level = levelRemark

@@ -48,7 +48,7 @@ func (e *checker) addProxy(ctx context.Context, from *source) {
 	case e.rules.KubeProxys():
 		e.Proxy.Why = "Kubernetes' kube-proxy has written these rules"
 	case text != nil:
-		e.readHealth(text)
+		e.readHealth("healthz.json of the report", text)
 	case !e.live:
 	case from.proxy != nil:
 		e.askHealth(ctx, from.proxy)
@@ -84,8 +84,9 @@ func (e *checker) askHealth(ctx context.Context, p *ruledump.Proxy) {
 	}
 	var status int
 	var text []byte
+	url := "http://" + at.String() + "/healthz"
 	if err == nil {
-		status, text, err = ruledump.Page(ctx, "http://"+at.String()+"/healthz", maxConfigHealth)
+		status, text, err = ruledump.Page(ctx, url, maxConfigHealth)
 	}
 	if err == nil && status != http.StatusOK && status != http.StatusServiceUnavailable {
 		err = fmt.Errorf("status %d", status)
@@ -94,19 +95,19 @@ func (e *checker) askHealth(ctx context.Context, p *ruledump.Proxy) {
 		e.Proxy.Why = "/healthz: " + err.Error()
 		return
 	}
-	e.readHealth(text)
+	e.readHealth(url, text)
 }
 
 // maxConfigHealth bounds the bytes of an answer of /healthz.
 const maxConfigHealth = 1 << 16
 
-func (e *checker) readHealth(text []byte) {
+func (e *checker) readHealth(source string, text []byte) {
 	var h health
 	if err := json.Unmarshal(text, &h); err != nil {
 		e.Proxy.Why = "/healthz: " + err.Error()
 		return
 	}
-	e.Proxy.State, e.Proxy.Why, e.Proxy.LastSync = proxyApplied, strings.Join(h.Problems, "; "), h.LastUpdated
+	e.Proxy.State, e.Proxy.Why, e.Proxy.Source, e.Proxy.LastSync = proxyApplied, strings.Join(h.Problems, "; "), source, h.LastUpdated
 	for _, s := range h.Status {
 		e.Proxy.LastSync = s.LastUpdated
 	}

@@ -132,6 +132,7 @@ type CheckProxy struct {
 	// State: applied: its last sync is in the kernel; failing: its syncs fail; none: no proxy answers; unknown: it was not asked
 	State    string    `json:"state" jsonschema:"enum=applied,enum=failing,enum=none,enum=unknown"`
 	Why      string    `json:"why,omitempty"`
+	Source   string    `json:"source,omitempty"` // what said so: the URL of the proxy's /healthz, or the file of a report
 	LastSync time.Time `json:"lastSync,omitzero"`
 	// Generation: the kernel's count of commits when the rules were read; absent where they are not from a kernel
 	Generation uint32 `json:"generation,omitempty"`

@@ -28,7 +28,7 @@ func (c *Check) Text(p *Page) {
 		p.printf("conntrack: entries: %d of %d, insert_failed: %d, drop: %d, early_drop: %d\n", t.Entries, t.Limit, t.InsertFailed, t.Drop, t.EarlyDrop)
 	}
 	if c.Proxy.State != proxyUnknown {
-		p.printf("proxy: %s%s%s\n", c.Proxy.State, c.Proxy.since(), c.Proxy.repaired())
+		p.printf("proxy: %s%s%s%s\n", c.Proxy.State, c.Proxy.since(), c.Proxy.said(), c.Proxy.repaired())
 	}
 	for i, name := range c.NotLookedAt {
 		if i == 0 {
@@ -67,6 +67,14 @@ func (p *CheckProxy) since() string {
 		return ""
 	}
 	return ", last sync at " + p.LastSync.UTC().Format(time.RFC3339)
+}
+
+// said names what told the state.
+func (p *CheckProxy) said() string {
+	if p.Source == "" {
+		return ""
+	}
+	return ", says " + p.Source
 }
 
 // repaired says how often the proxy has repaired its tables.
