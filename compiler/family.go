@@ -76,9 +76,7 @@ func (f *family) apply(changes *model.Changes) []Conflict {
 	wait()
 	conflicts := f.claims.settled()
 	f.putExceptions(touched)
-	for _, s := range touched {
-		f.serveFront(s)
-	}
+	f.serveFront(touched)
 	frontChanged := f.front.Settle()
 	if now := f.usesNow(); now != f.program.uses || frontChanged {
 		f.program.uses = now

@@ -13,7 +13,7 @@ import (
 // It owns its sets and chains in the draft.
 type front interface {
 	Ask(model.PortID, *model.ServicePort)
-	Serve(directreturn.Frontend, *model.ServicePort)
+	Serve(key []byte, owner *model.ServicePort)
 	Settle() (changed bool)
 	Services() []nft.Rule
 	Chains(local []nft.Statement, guard []nft.Rule) []*nft.Chain
@@ -32,17 +32,20 @@ var frontCounters = map[string]Counted{
 	directreturn.Asked: CountedAsked, directreturn.Answered: CountedAnswered, directreturn.Unknown: CountedUnknownConnection,
 }
 
-// serveFront tells direct return who owns a frontend, if its rank may have it.
-func (f *family) serveFront(s *frontendState) {
-	if s.frontend.isNodePort() {
-		return
+// serveFront tells direct return who owns frontends, if their ranks may have it.
+func (f *family) serveFront(touched []*frontendState) {
+	var key []byte
+	for _, s := range touched {
+		if s.frontend.isNodePort() {
+			continue
+		}
+		var owner *model.ServicePort
+		if p := s.applied; p != nil && (p.rank == rankLoadBalancer || p.rank == rankExternalIP) {
+			owner = p.port.ServicePort
+		}
+		key = s.frontend.appendKey(key[:0])
+		f.front.Serve(key, owner)
 	}
-	var owner *model.ServicePort
-	if p := s.applied; p != nil && (p.rank == rankLoadBalancer || p.rank == rankExternalIP) {
-		owner = p.port.ServicePort
-	}
-	fe := directreturn.Frontend{Addr: netip.AddrPortFrom(s.frontend.addr, s.frontend.port), Protocol: s.frontend.protocol}
-	f.front.Serve(fe, owner)
 }
 
 // Restore makes the compiler go on from the kernel's tables, of whose sets elements returns the elements; none if there is
@@ -97,7 +100,7 @@ func frontRole(chain string) Role {
 	switch {
 	case chain == directreturn.ChainOwn:
 		return RoleServeReturn
-	case slices.Contains(directreturn.ForwardChains, chain):
+	case directreturn.Forwards(chain):
 		return RoleDirectForward
 	}
 	return RoleOther

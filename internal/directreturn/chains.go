@@ -3,6 +3,7 @@ package directreturn
 import (
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
@@ -22,8 +23,8 @@ const (
 	ChainOwn = "direct-own"
 )
 
-// ForwardChains are the chains that send packets to other nodes.
-var ForwardChains = []string{chainPrerouting, chainFind, chainForward, chainAgain, chainAsk, chainLeave, chainErrors}
+// Forwards reports whether a chain, or one to which it leads, forwards packets to other nodes.
+func Forwards(chain string) bool { return strings.HasPrefix(chain, "direct-") && chain != ChainOwn }
 
 const (
 	// forwardTTL has a packet that the first node sends on: enough to be asked about when it arrives. askTTL has a packet
@@ -37,20 +38,12 @@ var affinities = [...]bool{false, true}
 
 func frontendKey(f nft.Family) nft.Concat { return nft.Concat{f.Daddr(), nft.MetaL4proto, nft.ThDport} }
 
-// quotedFrontend returns the fields of an ICMP error that quotes an answer of a frontend.
-func quotedFrontend(f nft.Family) nft.Concat {
+// quoted returns the fields of an ICMP error that quotes an answer of a frontend to a client.
+func quoted(f nft.Family) (frontend nft.Concat, client, port nft.Field) {
 	if f == nft.FamilyIP6 {
-		return nft.Concat{f.Daddr(), nft.IP6QuotedProtocol, nft.IP6QuotedSport}
+		return nft.Concat{f.Daddr(), nft.IP6QuotedProtocol, nft.IP6QuotedSport}, nft.IP6QuotedDaddr, nft.IP6QuotedDport
 	}
-	return nft.Concat{f.Daddr(), nft.IPQuotedProtocol, nft.IPQuotedSport}
-}
-
-// quotedClient returns the fields of an ICMP error that quotes an answer to a client.
-func quotedClient(f nft.Family) (addr, port nft.Field) {
-	if f == nft.FamilyIP6 {
-		return nft.IP6QuotedDaddr, nft.IP6QuotedDport
-	}
-	return nft.IPQuotedDaddr, nft.IPQuotedDport
+	return nft.Concat{f.Daddr(), nft.IPQuotedProtocol, nft.IPQuotedSport}, nft.IPQuotedDaddr, nft.IPQuotedDport
 }
 
 // slotOf is the slot of a client.
@@ -67,10 +60,6 @@ func (p *Planner) key(rank int, affinity bool) nft.Concat {
 
 func (p *Planner) ttlBelow(hops int) nft.Match {
 	return nft.Match{Field: p.family.TTL(), Op: nft.Less, Value: hops}
-}
-
-func (p *Planner) setTTL(hops uint8) nft.Rule {
-	return nft.NewRule(nft.SetTTL(p.family, hops))
 }
 
 func (p *Planner) inSet(s *nft.Set) nft.InSet {
@@ -119,7 +108,7 @@ func (p *Planner) Chains(local []nft.Statement, guard []nft.Rule) []*nft.Chain {
 		{Name: chainErrors, Rules: p.icmpErrors()},
 		{Name: ChainOwn, Rules: p.translateOwn(local)},
 	}
-	if p.leaves {
+	if p.sets.leaving.Len() > 0 {
 		chains = append(chains, &nft.Chain{Name: chainLeave, Rules: []nft.Rule{opensReturn(), nft.NewRule(nft.Goto(chainForward))}})
 	}
 	return chains
@@ -131,7 +120,7 @@ func (p *Planner) find() (rules []nft.Rule) {
 		rules = append(rules, nft.NewRule(nft.Match{Field: p.family.Daddr(), Op: nft.NotEqual, Value: p.prefix}, nft.Return))
 	}
 	rules = append(rules, nft.NewRule(p.inSet(p.sets.addresses), nft.Goto(chainForward)))
-	if p.leaves {
+	if p.sets.leaving.Len() > 0 {
 		rules = append(rules, nft.NewRule(p.inSet(p.sets.leaving), nft.Goto(chainLeave)))
 	}
 	protocol, field, types := "icmp", nft.ICMPType, []int{nft.ICMPDestinationUnreachable}
@@ -149,7 +138,9 @@ func (p *Planner) forward(local []nft.Statement, guard []nft.Rule) []nft.Rule {
 	if len(p.sets.counters) > 0 {
 		rules = append(rules, p.counted(p.sets.answered, 2, p.ttlBelow(askTTL), isKnown, nft.Return))
 	}
-	rules = slices.Concat(rules, returnKnown(), returnAll(local), guard)
+	// A flow that nobody answers is not established; this node has translated it all the same.
+	isOwn := nft.Match{Field: nft.CTStatus, Value: nft.CTStatusDNAT}
+	rules = slices.Concat(rules, returnAll(isKnown, isOwn), returnAll(local...), guard)
 	rules = append(rules, nft.NewRule(p.ttlBelow(forwardTTL), nft.Goto(chainAgain)))
 	if p.mute {
 		return rules
@@ -157,22 +148,14 @@ func (p *Planner) forward(local []nft.Statement, guard []nft.Rule) []nft.Rule {
 	for _, device := range p.inside {
 		rules = append(rules, nft.NewRule(nft.Match{Field: nft.MetaIifname, Value: device}, nft.Return))
 	}
-	rules = append(rules, p.setTTL(forwardTTL))
+	rules = append(rules, nft.NewRule(nft.SetTTL(p.family, forwardTTL)))
 	for _, affinity := range affinities {
 		rules = append(rules, nft.NewRule(nft.Dup{Key: p.key(0, affinity), Map: p.sets.hops.Name}, nft.Drop))
 	}
 	return append(rules, nft.NewRule(nft.Goto(chainAgain)))
 }
 
-// returnKnown leaves packets of connections that this node translated to it, also of a flow that nobody answers.
-func returnKnown() []nft.Rule {
-	return []nft.Rule{
-		nft.NewRule(isKnown, nft.Return),
-		nft.NewRule(nft.Match{Field: nft.CTStatus, Value: nft.CTStatusDNAT}, nft.Return),
-	}
-}
-
-func returnAll(matches []nft.Statement) (rules []nft.Rule) {
+func returnAll(matches ...nft.Statement) (rules []nft.Rule) {
 	for _, match := range matches {
 		rules = append(rules, nft.NewRule(match, nft.Return))
 	}
@@ -189,9 +172,7 @@ func (p *Planner) again() []nft.Rule {
 }
 
 var (
-	isTCP = nft.Match{Field: nft.MetaL4proto, Value: nft.ProtoData(uint8(model.TCP))}
-	// isNode matches connections of the node itself.
-	isNode  = nft.Match{Field: nft.FibSaddrType, Value: nft.IntegerData(unix.RTN_LOCAL)}
+	isTCP   = nft.Match{Field: nft.MetaL4proto, Value: nft.ProtoData(uint8(model.TCP))}
 	isKnown = nft.Match{Field: nft.CTState, Value: nft.CTStateEstablished | nft.CTStateRelated}
 )
 
@@ -226,10 +207,10 @@ func (p *Planner) icmpErrors() []nft.Rule {
 	if p.mute {
 		return nil
 	}
-	rules := append(returnKnown()[:1], nft.NewRule(p.ttlBelow(forwardTTL), nft.Drop), p.setTTL(forwardTTL))
-	addr, port := quotedClient(p.family)
+	rules := append(returnAll(isKnown), nft.NewRule(p.ttlBelow(forwardTTL), nft.Drop), nft.NewRule(nft.SetTTL(p.family, forwardTTL)))
 	for _, affinity := range affinities {
-		key := append(quotedFrontend(p.family), slotOf(addr, port, 0, affinity))
+		frontend, client, port := quoted(p.family)
+		key := append(frontend, slotOf(client, port, 0, affinity))
 		rules = append(rules, nft.NewRule(nft.Dup{Key: key, Map: p.sets.errorHops.Name}, nft.Drop))
 	}
 	return rules
@@ -238,7 +219,8 @@ func (p *Planner) icmpErrors() []nft.Rule {
 // translateOwn translates packets of this node's slots, and keeps their source. It drops others that a node has sent here:
 // the client sends again, when the nodes agree. All else goes on as under policy Cluster.
 func (p *Planner) translateOwn(local []nft.Statement) []nft.Rule {
-	rules := append(returnAll(local), nft.NewRule(isNode, nft.Return))
+	isNode := nft.Match{Field: nft.FibSaddrType, Value: nft.IntegerData(unix.RTN_LOCAL)}
+	rules := append(returnAll(local...), returnAll(isNode)...)
 	for _, affinity := range affinities {
 		rules = append(rules, nft.NewRule(nft.DNAT(p.family, p.key(0, affinity), p.sets.own.Name)))
 	}

@@ -19,78 +19,85 @@ func shareOf(most int) int { return (2*most + 4) / 5 }
 // decide alike, whatever happened before. Endpoints do not matter: their coming and going must not take direct return from
 // another Service.
 type grants struct {
-	asking  map[model.PortID]demand
-	granted map[model.PortID]bool
-	// without has the Service ports that ask for direct return and have none because of a limit. Those of news were not
-	// returned yet.
-	without map[model.PortID]bool
-	news    []model.PortID
-	// changed says that asking changed since decide.
+	requests map[model.PortID]*request
+	// changed says that requests changed since decide.
 	changed bool
 }
 
-// demand is what a Service port asks for.
-type demand struct {
-	// addresses is the number of its external addresses.
-	addresses int
-	created   model.Creation
-}
-
-func newGrants() grants {
-	return grants{asking: map[model.PortID]demand{}, granted: map[model.PortID]bool{}, without: map[model.PortID]bool{}}
+// request is a Service port that asks for direct return.
+type request struct {
+	port    *model.ServicePort
+	granted bool
+	// slots are those of its frontends; nil until one is served.
+	slots *slots
+	// told says that Without has returned the Service port.
+	told bool
 }
 
 // ask takes the state of a Service port, nil if it is gone. Direct return needs policy Cluster.
-func (g *grants) ask(id model.PortID, p *model.ServicePort) {
-	var d demand
-	if p != nil && p.DirectReturn && p.ExternalPolicy == model.PolicyCluster {
-		d.addresses = len(p.LoadBalancerIPs) + len(p.ExternalIPs)
-		if p.Creation != nil {
-			d.created = *p.Creation
-		}
-	}
-	if d == g.asking[id] {
-		return
-	}
-	g.changed = true
-	g.asking[id] = d
-	if d.addresses == 0 {
-		delete(g.asking, id)
-		delete(g.without, id)
-	}
-}
-
-// note notes whether a Service port has slots. One without endpoints may have them later.
-func (g *grants) note(p *model.ServicePort, has bool) {
+func (g *grants) ask(id model.PortID, port *model.ServicePort) {
+	r := g.requests[id]
+	asks := port != nil && port.DirectReturn && port.ExternalPolicy == model.PolicyCluster && addresses(port) > 0
+	g.changed = g.changed || asks || r != nil
 	switch {
-	case g.asking[p.ID].addresses == 0:
-	case has || g.granted[p.ID] && len(p.Cluster) == 0:
-		delete(g.without, p.ID)
-	case !g.without[p.ID]:
-		g.without[p.ID] = true
-		g.news = append(g.news, p.ID)
+	case !asks:
+		delete(g.requests, id)
+	case r != nil:
+		r.port = port
+	default:
+		g.requests[id] = &request{port: port}
 	}
 }
 
-// decide reports whether a Service port got or lost direct return, of which most addresses may have it.
+// addresses returns the number of external addresses of a Service port.
+func addresses(p *model.ServicePort) int { return len(p.LoadBalancerIPs) + len(p.ExternalIPs) }
+
+// decide reports whether a Service port that asks got or lost direct return, of which most addresses may have it.
 func (g *grants) decide(most int) (changed bool) {
 	if !g.changed {
 		return false
 	}
-	before, free := g.granted, most
-	g.granted, g.changed = map[model.PortID]bool{}, false
-	oldest := func(a, b model.PortID) int {
-		x, y := g.asking[a].created, g.asking[b].created
-		return cmp.Or(x.Compare(&y), a.Compare(b))
-	}
-	shares := map[string]int{}
-	for _, id := range slices.SortedFunc(maps.Keys(g.asking), oldest) {
-		n := g.asking[id].addresses
-		if share := shares[id.Namespace] + n; n <= free && share <= shareOf(most) {
-			g.granted[id] = true
-			shares[id.Namespace] = share
+	g.changed = false
+	free, shares := most, map[string]int{}
+	for _, r := range slices.SortedFunc(maps.Values(g.requests), oldest) {
+		before, n := r.granted, addresses(r.port)
+		share := shares[r.port.ID.Namespace] + n
+		if r.granted = n <= free && share <= shareOf(most); r.granted {
+			shares[r.port.ID.Namespace] = share
 			free -= n
 		}
+		changed = changed || r.granted != before
 	}
-	return !maps.Equal(before, g.granted)
+	return changed
+}
+
+func oldest(a, b *request) int {
+	return cmp.Or(a.port.Creation.Compare(b.port.Creation), a.port.ID.Compare(b.port.ID))
+}
+
+// slotsOf returns the slots of a Service port; nil if it has no direct return.
+func (g *grants) slotsOf(port *model.ServicePort) *slots {
+	r := g.requests[port.ID]
+	if r == nil || !r.granted || len(port.Cluster) == 0 || len(port.Cluster) > maxEndpoints {
+		return nil
+	}
+	if r.slots == nil || !r.slots.isOf(port) {
+		r.slots = newSlots(port)
+	}
+	return r.slots
+}
+
+// without returns the Service ports that ask and have no direct return because of the limits of addresses and endpoints:
+// those that it has not returned yet, and the number of all. One without endpoints may have slots later.
+func (g *grants) without() (news []model.PortID, all int) {
+	for id, r := range g.requests {
+		told := r.told
+		if r.told = !r.granted || len(r.port.Cluster) > maxEndpoints; r.told {
+			all++
+			if !told {
+				news = append(news, id)
+			}
+		}
+	}
+	return news, all
 }

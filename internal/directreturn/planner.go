@@ -19,31 +19,19 @@ type Planner struct {
 	family       nft.Family
 	enabled      bool
 	grants       grants
-	// frontends holds the external addresses of Services that ask for direct return.
-	frontends map[Frontend]*served
-	// touched holds the frontends that Settle looks at.
-	touched map[Frontend]*served
-	slots   map[model.PortID]*slots
-	sets    sets
+	sets         sets
+	// frontends holds the external addresses of Services that ask for direct return, and touched those that Settle looks at.
+	// The keys are those of the frontends in the table's maps.
+	frontends, touched map[nft.Data]*served
 	// prefix is the longest prefix of all addresses with direct return; not valid if there are none.
 	prefix netip.Prefix
-	// leaves says that frontends leave direct return.
-	leaves bool
 	// mute says that this node forwards nothing, and inside has the devices by which packets come from inside the node.
 	mute   bool
 	inside []string
-	// moved says that Chains returns other rules than at the last Settle because of mute or inside.
+	// moved says that mute or inside changed since Settle.
 	moved bool
-	// remote has the addresses of the endpoints on other nodes.
-	remote []netip.Addr
 	// kernel returns the elements of the sets of an earlier process until the first Settle; nil for no such sets.
 	kernel func(*nft.Set) []nft.Element
-}
-
-// Frontend is an address that clients outside the cluster dial.
-type Frontend struct {
-	Addr     netip.AddrPort
-	Protocol model.Protocol
 }
 
 // served is the state of a frontend.
@@ -73,14 +61,13 @@ var LittleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
 // New returns a planner for a draft. Unless it is enabled, and the machine LittleEndian, no Service port has direct return. With
 // counts, sets count packets.
 func New(draft *nft.Draft, enabled, counts bool) *Planner {
-	enabled = enabled && LittleEndian
 	p := &Planner{
-		MaxAddresses: maxAddresses,
-		draft:        draft, family: draft.Family(), enabled: enabled, grants: newGrants(),
-		frontends: map[Frontend]*served{}, touched: map[Frontend]*served{}, slots: map[model.PortID]*slots{},
-		sets: newSets(draft.Family(), counts),
+		MaxAddresses: maxAddresses, draft: draft, family: draft.Family(), enabled: enabled && LittleEndian,
+		grants:    grants{requests: map[model.PortID]*request{}},
+		sets:      newSets(draft.Family(), counts),
+		frontends: map[nft.Data]*served{}, touched: map[nft.Data]*served{},
 	}
-	if enabled {
+	if p.enabled {
 		p.sets.put(draft)
 	}
 	return p
@@ -90,9 +77,6 @@ func New(draft *nft.Draft, enabled, counts bool) *Planner {
 func (p *Planner) Ask(id model.PortID, port *model.ServicePort) {
 	if p.enabled {
 		p.grants.ask(id, port)
-	}
-	if port == nil {
-		delete(p.slots, id)
 	}
 }
 
@@ -106,146 +90,114 @@ func (p *Planner) Restore(elements func(*nft.Set) []nft.Element) {
 		}
 		return read[s]
 	}
-	for _, set := range []*nft.Set{p.sets.addresses, p.sets.leaving} {
-		for _, e := range p.kernel(set) {
-			if fe, ok := parseFrontend(e.Key); ok && p.frontends[fe] == nil {
-				s := &served{inKernel: true}
-				p.frontends[fe], p.touched[fe] = s, s
-			}
-		}
+	for _, e := range slices.Concat(p.kernel(p.sets.addresses), p.kernel(p.sets.leaving)) {
+		s := &served{inKernel: true}
+		p.frontends[e.Key], p.touched[e.Key] = s, s
 	}
 	if len(p.touched) > 0 && !p.enabled {
 		p.sets.put(p.draft)
 	}
 }
 
-// Serve takes the Service port that owns an external address; nil for none.
-func (p *Planner) Serve(fe Frontend, owner *model.ServicePort) {
-	s := p.frontends[fe]
+// Serve takes the key of an external address, and the Service port that owns it; nil for none.
+func (p *Planner) Serve(key []byte, owner *model.ServicePort) {
+	s := p.frontends[nft.Data(key)]
 	switch {
 	case s == nil && (owner == nil || !owner.DirectReturn):
 		return
 	case s == nil:
 		s = &served{}
-		p.frontends[fe] = s
+		p.frontends[nft.Data(key)] = s
 	}
 	s.owner = owner
-	p.touched[fe] = s
+	p.touched[nft.Data(key)] = s
 }
 
 // Limit says that this node forwards nothing, or nothing that enters by the devices inside. What it does not forward goes
 // the usual way.
 func (p *Planner) Limit(mute bool, inside []string) {
-	p.moved = p.moved || mute != p.mute || !slices.Equal(inside, p.inside)
-	p.mute, p.inside = mute, inside
+	p.mute, p.inside, p.moved = mute, inside, true
 }
 
 // ForwardsTo returns the addresses of endpoints on other nodes, sorted, to which this node forwards packets unless it is
 // limited, also of frontends that leave.
-func (p *Planner) ForwardsTo() []netip.Addr { return p.remote }
-
-// Settle brings the sets of the draft in line with the calls since the last Settle. It reports whether Services or Chains
-// return other rules than before.
-func (p *Planner) Settle() (changed bool) {
-	decided := p.grants.decide(p.MaxAddresses) // rare
-	if decided || p.leaves {
-		for fe, s := range p.frontends {
-			if decided || !s.until.IsZero() && !now().Before(s.until) {
-				p.touched[fe] = s
+func (p *Planner) ForwardsTo() (to []netip.Addr) {
+	for _, s := range p.frontends {
+		if s.slots != nil {
+			for _, i := range s.slots.elsewhere() {
+				to = append(to, s.slots.endpoints[i].Addr())
 			}
 		}
 	}
-	changed, p.moved = p.moved && p.prefix.IsValid(), false
-	if len(p.touched) == 0 {
-		return changed
-	}
-	for fe, s := range p.touched {
-		p.settle(fe, s)
-	}
-	clear(p.touched)
-	p.kernel = nil
-	prefix, leaves := p.sets.prefix(p.family), p.sets.leaving.Len() > 0
-	p.remote = p.remoteEndpoints()
-	changed = changed || prefix != p.prefix || leaves != p.leaves
-	p.prefix, p.leaves = prefix, leaves
-	return changed
-}
-
-func (p *Planner) settle(fe Frontend, s *served) {
-	var want *slots
-	if s.owner != nil {
-		want = p.slotsOf(s.owner)
-		p.grants.note(s.owner, want != nil)
-	}
-	in := p.sets.addresses
-	if want != nil {
-		s.until = time.Time{}
-	} else if want = p.leave(fe, s); want != nil {
-		in = p.sets.leaving
-	}
-	s.inKernel = false
-	if want != nil {
-		p.sets.mark(p.draft, fe, in, nft.TruncateComment(s.owner.ID.ServicePortName()))
-	} else {
-		p.sets.mark(p.draft, fe, nil, "")
-	}
-	p.sets.replace(p.draft, fe, s.slots, want)
-	if s.slots = want; want == nil && (s.owner == nil || !s.owner.DirectReturn) {
-		delete(p.frontends, fe)
-	}
-}
-
-// leave returns the slots to which packets of open connections go on when a frontend has no direct return any more; nil if
-// there are none. A datagram does not say whether it opens a connection, so only those of TCP go on.
-func (p *Planner) leave(fe Frontend, s *served) *slots {
-	had := s.slots
-	if s.inKernel && s.owner != nil && fe.Protocol == model.TCP {
-		had = p.sets.read(fe, p.kernel)
-	}
-	if had == nil || s.owner == nil || fe.Protocol != model.TCP {
-		return nil
-	}
-	if s.until.IsZero() {
-		if p.sets.leaving.Len() >= p.MaxAddresses {
-			return nil // somebody makes many addresses come and go
-		}
-		s.until = now().Add(LeaveTime)
-	}
-	if !now().Before(s.until) {
-		s.until = time.Time{}
-		return nil
-	}
-	return had.withoutOwn()
-}
-
-func (p *Planner) remoteEndpoints() (remote []netip.Addr) {
-	for _, s := range p.frontends {
-		if s.slots != nil {
-			remote = append(remote, s.slots.remote()...)
-		}
-	}
-	slices.SortFunc(remote, netip.Addr.Compare)
-	return slices.Compact(remote)
-}
-
-// slotsOf returns the slots of a Service port that asks for direct return; nil if it has none.
-func (p *Planner) slotsOf(port *model.ServicePort) *slots {
-	if !p.grants.granted[port.ID] || len(port.Cluster) == 0 || len(port.Cluster) > maxEndpoints {
-		delete(p.slots, port.ID)
-		return nil
-	}
-	have := p.slots[port.ID]
-	if have == nil || !have.isOf(port) {
-		have = newSlots(port)
-		p.slots[port.ID] = have
-	}
-	return have
+	slices.SortFunc(to, netip.Addr.Compare)
+	return slices.Compact(to)
 }
 
 // Without returns the Service ports that ask for direct return and have none, because of the limits of addresses and
 // endpoints: those that it has not returned yet, and the number of all.
-func (p *Planner) Without() (news []model.PortID, all int) {
-	news = slices.DeleteFunc(p.grants.news, func(id model.PortID) bool { return !p.grants.without[id] })
-	p.grants.news = nil
-	return news, len(p.grants.without)
+func (p *Planner) Without() (news []model.PortID, all int) { return p.grants.without() }
+
+// Settle brings the sets of the draft in line with the calls since the last Settle. It reports whether Services or Chains
+// may return other rules than before.
+func (p *Planner) Settle() (changed bool) {
+	decided := p.grants.decide(p.MaxAddresses) // rare
+	for key, s := range p.frontends {
+		if decided || s.hasLeft() {
+			p.touched[key] = s
+		}
+	}
+	if len(p.touched) == 0 && !p.moved {
+		return false
+	}
+	for key, s := range p.touched {
+		p.settle(key, s)
+	}
+	clear(p.touched)
+	before := p.prefix
+	p.kernel, p.moved, p.prefix = nil, false, p.sets.prefix(p.family)
+	return before.IsValid() || p.prefix.IsValid()
+}
+
+func (p *Planner) settle(key nft.Data, s *served) {
+	var in *nft.Set
+	var want *slots
+	comment, until := "", time.Time{}
+	if s.owner != nil {
+		comment = nft.TruncateComment(s.owner.ID.ServicePortName())
+		in, want = p.sets.addresses, p.grants.slotsOf(s.owner)
+	}
+	if want == nil {
+		in, want, until = p.leave(key, s)
+	}
+	p.sets.mark(p.draft, in, nft.Element{Key: key, Comment: comment})
+	p.sets.replace(p.draft, key, s.slots, want)
+	s.slots, s.until, s.inKernel = want, until, false
+	if want == nil && (s.owner == nil || !s.owner.DirectReturn) {
+		delete(p.frontends, key)
+	}
+}
+
+// hasLeft reports whether the time in which a frontend leaves is over.
+func (s *served) hasLeft() bool { return !s.until.IsZero() && !now().Before(s.until) }
+
+// leave returns the set of frontends that leave, the slots to which packets of open connections go on when a frontend has no
+// direct return any more, and until when; zero values if there are none. A datagram does not say whether it opens a
+// connection, so only those of TCP go on.
+func (p *Planner) leave(key nft.Data, s *served) (in *nft.Set, left *slots, until time.Time) {
+	if s.owner == nil || s.owner.ID.Protocol != model.TCP || s.hasLeft() {
+		return
+	}
+	had := s.slots
+	if s.inKernel {
+		had = p.sets.read(key, p.kernel)
+	}
+	if until = s.until; until.IsZero() {
+		until = now().Add(LeaveTime)
+		if had == nil || p.sets.leaving.Len() >= p.MaxAddresses { // somebody makes many addresses come and go
+			return nil, nil, time.Time{}
+		}
+	}
+	slots := *had
+	slots.to[here] = [slotCount]uint16{} // other nodes do not know them
+	return p.sets.leaving, &slots, until
 }

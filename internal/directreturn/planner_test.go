@@ -14,15 +14,16 @@ import (
 type oneService struct {
 	*testing.T
 	*Planner
-	fe   Frontend
+	key  []byte
 	port *model.ServicePort
 }
 
 func newOneService(t *testing.T, protocol model.Protocol) *oneService {
-	fe := Frontend{netip.MustParseAddrPort("203.0.113.1:80"), protocol}
-	return &oneService{T: t, Planner: New(nft.NewDraft(nft.FamilyIP, "kube-proxy", ""), true, false), fe: fe, port: &model.ServicePort{
+	addr := netip.MustParseAddr("203.0.113.1")
+	key := nft.AddrData(addr) + nft.ProtoData(uint8(protocol)) + nft.PortData(80)
+	return &oneService{T: t, Planner: New(nft.NewDraft(nft.FamilyIP, "kube-proxy", ""), true, false), key: []byte(key), port: &model.ServicePort{
 		ID:   model.PortID{Namespace: "shop", Service: "web", Protocol: protocol, Family: model.IPv4},
-		Port: 80, LoadBalancerIPs: []netip.Addr{fe.Addr.Addr()}, DirectReturn: true,
+		Port: 80, LoadBalancerIPs: []netip.Addr{addr}, DirectReturn: true,
 		Cluster: []model.Endpoint{
 			{AddrPort: netip.MustParseAddrPort("10.244.1.5:8080"), Local: true},
 			{AddrPort: netip.MustParseAddrPort("10.244.2.5:8080"), Remote: true},
@@ -36,11 +37,11 @@ func (s *oneService) change(edit func(*model.ServicePort)) {
 	s.port = &next
 	if edit == nil {
 		s.Ask(s.port.ID, nil)
-		s.Serve(s.fe, nil)
+		s.Serve(s.key, nil)
 	} else {
 		edit(s.port)
 		s.Ask(s.port.ID, s.port)
-		s.Serve(s.fe, s.port)
+		s.Serve(s.key, s.port)
 	}
 	s.Settle()
 }

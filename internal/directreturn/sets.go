@@ -1,11 +1,12 @@
 package directreturn
 
 import (
+	"cmp"
 	"encoding/binary"
 	"net/netip"
 	"slices"
+	"strings"
 
-	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 )
 
@@ -19,7 +20,7 @@ const (
 	Answered = "direct-answered"
 )
 
-// sets are those of a table in which frontends may have direct return, or leave it.
+// sets are those of a table in which frontends may have direct return, or leave it. The keys begin with the frontend.
 type sets struct {
 	// addresses has the frontends with direct return, and leaving those that leave it.
 	addresses, leaving *nft.Set
@@ -37,18 +38,21 @@ type sets struct {
 }
 
 func newSets(f nft.Family, counts bool) sets {
-	frontend := frontendKey(f)
-	slot := func(key nft.Concat) nft.Concat { return append(key, nft.Numgen{Mod: 2}) }
+	frontends := func(name string, counts bool) *nft.Set {
+		return &nft.Set{Name: name, Key: frontendKey(f), Counter: counts}
+	}
+	slots := func(name string, frontend nft.Concat, to nft.Concat) *nft.Set {
+		return &nft.Set{Name: name, Key: append(frontend, nft.Numgen{Mod: 2}), Data: to}
+	}
+	quoted, _, _ := quoted(f)
 	s := sets{
-		addresses: &nft.Set{Name: Addresses, Key: frontend},
-		leaving:   &nft.Set{Name: "direct-leaving", Key: frontend},
-		hops:      &nft.Set{Name: "direct-hops", Key: slot(frontendKey(f)), Data: nft.Concat{f.Daddr()}},
-		errorHops: &nft.Set{Name: "direct-error-hops", Key: slot(quotedFrontend(f)), Data: nft.Concat{f.Daddr()}},
-		own:       &nft.Set{Name: "direct-slots", Key: slot(frontendKey(f)), Data: nft.Concat{f.Daddr(), nft.ThDport}},
-		others:    &nft.Set{Name: "direct-others", Key: slot(frontendKey(f)), Data: nft.Concat{f.Daddr()}},
-		unknown:   &nft.Set{Name: Unknown, Key: frontend, Counter: true},
-		asked:     &nft.Set{Name: Asked, Key: frontend, Counter: true},
-		answered:  &nft.Set{Name: Answered, Key: frontend, Counter: true},
+		addresses: frontends(Addresses, false),
+		leaving:   frontends("direct-leaving", false),
+		hops:      slots("direct-hops", frontendKey(f), nft.Concat{f.Daddr()}),
+		errorHops: slots("direct-error-hops", quoted, nft.Concat{f.Daddr()}),
+		own:       slots("direct-slots", frontendKey(f), nft.Concat{f.Daddr(), nft.ThDport}),
+		others:    slots("direct-others", frontendKey(f), nft.Concat{f.Daddr()}),
+		unknown:   frontends(Unknown, true), asked: frontends(Asked, true), answered: frontends(Answered, true),
 	}
 	if counts {
 		s.counters = []*nft.Set{s.unknown, s.asked, s.answered}
@@ -62,63 +66,54 @@ func (s *sets) put(draft *nft.Draft) {
 	}
 }
 
+// with returns the sets that have the endpoints of a choice, and the rank of its slots' numbers.
+func (s *sets) with(c choice) (sets []*nft.Set, rank int) {
+	switch c {
+	case hop:
+		return []*nft.Set{s.hops, s.errorHops}, 0
+	case here:
+		return []*nft.Set{s.own}, 0
+	}
+	return []*nft.Set{s.others}, int(c - firstOther)
+}
+
 // replace brings the elements of a frontend from one state to another.
-func (s *sets) replace(draft *nft.Draft, fe Frontend, have, want *slots) {
+func (s *sets) replace(draft *nft.Draft, frontend nft.Data, have, want *slots) {
 	if have != nil && want != nil && have.affinity != want.affinity { // all slots have other numbers
-		s.replace(draft, fe, have, nil)
+		s.replace(draft, frontend, have, nil)
 		have = nil
 	}
-	key, state := fe.key(), have
-	if want != nil {
-		state = want
-	}
+	either := cmp.Or(want, have)
 	for c := range choices {
+		sets, rank := s.with(c)
 		for slot := range slotCount {
 			had, to := have.endpoint(c, slot), want.endpoint(c, slot)
 			if had == to {
 				continue
 			}
-			full := key + nft.IntegerData(uint32(slotNumber(slot, c.rank(), state.affinity)))
-			for _, set := range s.holding(c) {
+			key := frontend + nft.IntegerData(uint32(slotNumber(slot, rank, either.affinity)))
+			for _, set := range sets {
 				if !to.IsValid() {
-					draft.Remove(set, full)
+					draft.Remove(set, key)
 					continue
 				}
 				value := nft.AddrData(to.Addr())
 				if set == s.own {
 					value += nft.PortData(to.Port())
 				}
-				draft.Put(set, nft.Element{Key: full, Value: value})
+				draft.Put(set, nft.Element{Key: key, Value: value})
 			}
 		}
 	}
 }
 
-// holding returns the sets that have the endpoints of a choice.
-func (s *sets) holding(c choice) []*nft.Set {
-	switch c {
-	case hop:
-		return []*nft.Set{s.hops, s.errorHops}
-	case here:
-		return []*nft.Set{s.own}
-	}
-	return []*nft.Set{s.others}
-}
-
 // mark puts a frontend into one of the sets of frontends, and takes it out of the other; out of both for nil.
-func (s *sets) mark(draft *nft.Draft, fe Frontend, in *nft.Set, comment string) {
-	for _, set := range []*nft.Set{s.addresses, s.leaving} {
-		if set == in {
-			draft.Put(set, nft.Element{Key: fe.key(), Comment: comment})
+func (s *sets) mark(draft *nft.Draft, in *nft.Set, frontend nft.Element) {
+	for _, set := range append([]*nft.Set{s.addresses, s.leaving}, s.counters...) {
+		if set == in || set.Counter && in != nil {
+			draft.Put(set, frontend)
 		} else {
-			draft.Remove(set, fe.key())
-		}
-	}
-	for _, set := range s.counters {
-		if in != nil {
-			draft.Put(set, nft.Element{Key: fe.key(), Comment: comment})
-		} else {
-			draft.Remove(set, fe.key())
+			draft.Remove(set, frontend.Key)
 		}
 	}
 }
@@ -139,43 +134,29 @@ func (s *sets) prefix(f nft.Family) (common netip.Prefix) {
 	return common
 }
 
-// key returns the frontend as the start of a key.
-func (fe Frontend) key() nft.Data {
-	return nft.AddrData(fe.Addr.Addr()) + nft.ProtoData(uint8(fe.Protocol)) + nft.PortData(fe.Addr.Port())
-}
-
-// parseFrontend is the inverse of key.
-func parseFrontend(key nft.Data) (fe Frontend, ok bool) {
-	at := len(key) - 8
-	if at < 0 {
-		return fe, false
-	}
-	addr, ok := netip.AddrFromSlice([]byte(key[:at]))
-	return Frontend{netip.AddrPortFrom(addr, binary.BigEndian.Uint16([]byte(key[at+4:]))), model.Protocol(key[at])}, ok
-}
-
 // read returns the slots of a frontend that elements of the kernel's sets have.
-func (s *sets) read(fe Frontend, elements func(*nft.Set) []nft.Element) *slots {
-	found, key := &slots{}, fe.key()
-	for _, set := range []*nft.Set{s.hops, s.others} {
-		for _, e := range elements(set) {
-			if len(e.Key) != len(key)+4 || e.Key[:len(key)] != key {
+func (s *sets) read(frontend nft.Data, elements func(*nft.Set) []nft.Element) *slots {
+	found := &slots{}
+	for _, first := range []choice{hop, firstOther} {
+		sets, _ := s.with(first)
+		for _, e := range elements(sets[0]) {
+			slot, is := strings.CutPrefix(string(e.Key), string(frontend))
+			addr, ok := netip.AddrFromSlice([]byte(e.Value))
+			if !is || !ok || len(slot) != 4 {
 				continue
 			}
-			addr, ok := netip.AddrFromSlice([]byte(e.Value))
-			number := int(binary.NativeEndian.Uint32([]byte(e.Key[len(key):])))
-			if ok && number < 2*asked*slotCount {
-				found.affinity = number/slotCount%2 == 1
-				c := choice(number / slotCount / 2)
-				if set == s.others {
-					c += firstOther
-				}
-				i := slices.Index(found.endpoints, netip.AddrPortFrom(addr, 0))
-				if i < 0 {
-					i, found.endpoints = len(found.endpoints), append(found.endpoints, netip.AddrPortFrom(addr, 0))
-				}
-				found.set(c, number%slotCount, uint16(i))
+			number := int(binary.NativeEndian.Uint32([]byte(slot)))
+			rank := number / slotCount / 2
+			if rank >= asked || first == hop && rank > 0 {
+				continue
 			}
+			found.affinity = number/slotCount%2 == 1
+			endpoint := netip.AddrPortFrom(addr, 0)
+			i := slices.Index(found.endpoints, endpoint)
+			if i < 0 {
+				i, found.endpoints = len(found.endpoints), append(found.endpoints, endpoint)
+			}
+			found.to[first+choice(rank)][number%slotCount] = uint16(i + 1)
 		}
 	}
 	return found

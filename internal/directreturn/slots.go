@@ -34,10 +34,8 @@ const (
 	choices = firstOther + asked
 )
 
-// rank is 0 for the slot's owner and for the endpoint that is asked last.
-func (c choice) rank() int { return max(int(c)-int(firstOther), 0) }
-
-// slotNumber is the number of a slot in the maps: with affinity, and for the next choices, it is higher.
+// slotNumber is the number of a slot in the maps: with affinity, and for the next choices, it is higher. The rank is 0 for
+// the slot's owner and for the endpoint that is asked last.
 func slotNumber(slot, rank int, affinity bool) int {
 	number := 2 * rank
 	if affinity {
@@ -53,9 +51,10 @@ type slots struct {
 	serving []netip.AddrPort
 	// affinity says that the hash of a client's address alone chooses the slot.
 	affinity bool
-	// to has the index in endpoints, plus 1, of each choice for each slot; 0 for none, and nil for none of all slots.
+	// endpoints has those of cluster, then those of serving that terminate.
 	endpoints []netip.AddrPort
-	to        [choices][]uint16
+	// to has the index in endpoints, plus 1, of each choice for each slot; 0 for none.
+	to [choices][slotCount]uint16
 }
 
 // newSlots returns the slots of a Service port with endpoints.
@@ -68,9 +67,9 @@ func newSlots(p *model.ServicePort) *slots {
 	for slot, owner := range owners {
 		switch e := &p.Cluster[owner]; {
 		case e.Remote:
-			s.set(hop, slot, owner)
+			s.to[hop][slot] = owner + 1
 		case e.Local:
-			s.set(here, slot, owner)
+			s.to[here][slot] = owner + 1
 		}
 	}
 	if p.ID.Protocol == model.TCP {
@@ -86,35 +85,21 @@ func (s *slots) isOf(p *model.ServicePort) bool {
 
 // endpoint returns the endpoint of a slot; the zero value for none.
 func (s *slots) endpoint(c choice, slot int) netip.AddrPort {
-	if s == nil || s.to[c] == nil || s.to[c][slot] == 0 {
+	if s == nil || s.to[c][slot] == 0 {
 		return netip.AddrPort{}
 	}
 	return s.endpoints[s.to[c][slot]-1]
 }
 
-// set gives a slot to the endpoint with an index.
-func (s *slots) set(c choice, slot int, endpoint uint16) {
-	if s.to[c] == nil {
-		s.to[c] = make([]uint16, slotCount)
-	}
-	s.to[c][slot] = endpoint + 1
-}
-
-// remote returns the addresses of the endpoints on other nodes.
-func (s *slots) remote() (addrs []netip.Addr) {
-	for i, e := range s.endpoints {
+// elsewhere returns the indices of the endpoints that other nodes know: those of other nodes, and those that terminate but
+// still serve, wherever they are.
+func (s *slots) elsewhere() (indices []uint16) {
+	for i := range s.endpoints {
 		if i >= len(s.cluster) || s.cluster[i].Remote {
-			addrs = append(addrs, e.Addr())
+			indices = append(indices, uint16(i))
 		}
 	}
-	return addrs
-}
-
-// withoutOwn returns the slots that other nodes know: those of a frontend that leaves direct return.
-func (s *slots) withoutOwn() *slots {
-	left := *s
-	left.to[here] = nil
-	return &left
+	return indices
 }
 
 // slotOwners gives each slot to one of the endpoints and returns their indices. It depends on the set of
@@ -176,20 +161,14 @@ func (c *candidate) next(seeds []uint64) {
 	}
 }
 
-// ask sets, for each slot of an endpoint on this node, the other endpoints with the highest scores for it: those on other
-// nodes, and those that terminate but still serve, wherever they are.
+// ask sets, for each slot of an endpoint on this node, the endpoints elsewhere with the highest scores for it.
 func (s *slots) ask(owners []uint16) {
-	var indices []uint16
-	for i := range s.cluster {
-		if s.cluster[i].Remote {
-			indices = append(indices, uint16(i))
-		}
-	}
 	for _, serving := range s.serving {
-		if !slices.Contains(s.endpoints[:len(s.cluster)], serving) {
-			indices, s.endpoints = append(indices, uint16(len(s.endpoints))), append(s.endpoints, serving)
+		if !slices.Contains(s.endpoints, serving) {
+			s.endpoints = append(s.endpoints, serving)
 		}
 	}
+	indices := s.elsewhere()
 	var others []netip.AddrPort
 	for _, i := range indices {
 		others = append(others, s.endpoints[i])
@@ -202,7 +181,7 @@ func (s *slots) ask(owners []uint16) {
 		best := candidate{slot: uint64(slot), score: ^uint64(0), owner: len(seeds)}
 		for c := firstOther; c < firstOther+choice(min(asked, len(seeds))); c++ {
 			best.next(seeds)
-			s.set(c, slot, indices[best.owner])
+			s.to[c][slot] = indices[best.owner] + 1
 		}
 	}
 }
