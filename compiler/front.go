@@ -57,7 +57,7 @@ func (c *Compiler) Restore(elements func(nft.Family, *nft.Set) []nft.Element) {
 	}
 }
 
-// ForwardsTo returns the addresses of endpoints on other nodes to which direct return forwards packets, sorted by family.
+// ForwardsTo returns the addresses of endpoints on other nodes to which direct return forwards packets, sorted.
 func (c *Compiler) ForwardsTo() (to []netip.Addr) {
 	for _, f := range c.served() {
 		to = append(to, f.front.ForwardsTo()...)
@@ -65,13 +65,14 @@ func (c *Compiler) ForwardsTo() (to []netip.Addr) {
 	return to
 }
 
-// LimitForwarding says, from the next Apply on, that direct return forwards nothing (mute), or nothing that enters by one of
+// LimitForwarding applies that direct return forwards nothing (mute), or nothing that enters by one of
 // the devices inside. Clients whose packets it does not forward are masqueraded. Packets that other nodes have forwarded
 // are served as before.
 func (c *Compiler) LimitForwarding(mute bool, inside []string) {
 	for _, f := range c.served() {
 		f.front.Limit(mute, inside)
 	}
+	c.Apply(&model.Changes{})
 }
 
 // WithoutDirectReturn returns the Service ports that ask for direct return and have none, because others of the family

@@ -49,7 +49,6 @@ type Backend struct {
 	mu       sync.Mutex
 	compiler *compiler.Compiler
 	state    state
-	entrance entrance
 	// generation is the kernel's generation number at which the tables were last known to be as committed, plus one for
 	// each own commit since that raised it. commits counts these commits.
 	generation, commits uint32
@@ -77,16 +76,9 @@ type Hooks struct {
 	// OnContested is called in each Sync with the addresses that several Service ports claim: those that are new or have other
 	// claimants than before, and the number of all.
 	OnContested func(news []compiler.Conflict, all int)
-	// OnWithoutDirectReturn is called in each Sync with the Service ports that ask for direct return and have none because of
-	// a limit: those of which it was not called yet, and the number of all.
-	OnWithoutDirectReturn func(news []model.PortID, all int)
-	// Obstacle says why packets that this node forwards as they are would not arrive at some addresses of endpoints on other
-	// nodes, or would leave unencrypted; empty if nothing is in the way. Inside returns the devices of networks for which this
-	// node is the gateway; own are the addresses of the Node. Both are called while Services have direct return, and set
-	// together. OnObstacle is called with each new obstacle of the node.
-	Obstacle   func(to []netip.Addr) (string, error)
-	Inside     func(own []netip.Addr) ([]string, error)
-	OnObstacle func(string)
+	// OnApplied is called in each Sync with the compiler that has taken the changes, before their commit. Every ten seconds it
+	// is called with nil for the changes. It may limit what the compiler's rules do (Compiler.LimitForwarding).
+	OnApplied func(ctx context.Context, c *compiler.Compiler, changes *model.Changes)
 	// OtherRules is called before the first commit if the tables are not there. It reports whether
 	// other rules serve, such as those of kube-proxy's mode iptables. Then Services come in a second
 	// commit, when their source ranges are valid.
@@ -149,7 +141,6 @@ func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 	begin := time.Now()
 	conflicts := b.compiler.Apply(changes)
 	call(b.hooks.OnCompile, time.Since(begin))
-	b.lookAtNew(logger, changes)
 	for _, c := range conflicts {
 		logger.Info("Several Services claim the same address; only one gets it",
 			"address", c.Frontend, "owner", c.Owner.ServicePortName(), "others", portNames(c.Others))
@@ -157,12 +148,8 @@ func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 	if b.hooks.OnContested != nil {
 		b.hooks.OnContested(conflicts, b.compiler.Contested())
 	}
-	ids, all := b.compiler.WithoutDirectReturn()
-	if b.hooks.OnWithoutDirectReturn != nil {
-		b.hooks.OnWithoutDirectReturn(ids, all)
-	}
-	if len(ids) > 0 {
-		logger.Info("Service ports ask for direct return and are masqueraded, because of the limits of addresses and endpoints", "servicePorts", portNames(ids[:min(len(ids), maxNamed)]), "count", len(ids))
+	if b.hooks.OnApplied != nil {
+		b.hooks.OnApplied(ctx, b.compiler, changes)
 	}
 	if err := b.update(ctx, logger); err != nil {
 		return err

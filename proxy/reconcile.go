@@ -199,7 +199,7 @@ func (b *Backend) pause(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// restoreTime bounds how long the first Sync reads the sets of direct return. It takes milliseconds, but on a busy machine more
+// restoreTime bounds how long the first Sync reads sets of the kernel. It takes milliseconds, but on a busy machine more
 // than a second.
 const restoreTime = 5 * time.Second
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
+	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 	"k8s.io/klog/v2"
 )
@@ -200,4 +201,30 @@ func (l *measuredLock) work(do func()) time.Duration {
 	begin, before := time.Now(), l.waited
 	do()
 	return time.Since(begin) - (l.waited - before)
+}
+
+// refreshInterval is the interval at which the rules are compiled again for what changes without a Sync.
+const refreshInterval = 10 * time.Second
+
+// refresh commits what changes with time, or with the node.
+func (b *Backend) refresh(ctx context.Context) error {
+	for sleep(ctx, refreshInterval); ctx.Err() == nil; sleep(ctx, refreshInterval) {
+		if err := b.refreshOnce(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *Backend) refreshOnce(ctx context.Context) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.state != stateApplied {
+		return nil // a Sync or a repair comes
+	}
+	b.compiler.Apply(&model.Changes{})
+	if b.hooks.OnApplied != nil {
+		b.hooks.OnApplied(ctx, b.compiler, nil)
+	}
+	return b.update(ctx, klog.FromContext(ctx))
 }

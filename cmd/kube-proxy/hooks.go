@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
@@ -15,7 +16,6 @@ import (
 	"github.com/nftproxy/nftproxy/internal/leftovers"
 	"github.com/nftproxy/nftproxy/internal/metrics"
 	"github.com/nftproxy/nftproxy/internal/node"
-	"github.com/nftproxy/nftproxy/internal/nodeaddr"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/proxy"
@@ -144,24 +144,12 @@ func hooks(h *health.Proxy, events *node.Events) proxy.Hooks {
 			metrics.SetContestedAddresses(all)
 			for _, c := range news {
 				for _, id := range c.Others {
-					events.AddressContested(id.Namespace, id.Service, id.Port, c.Frontend, c.Owner.ServicePortName())
+					events.ServiceWarning(id.Namespace, id.Service, "AddressContested",
+						fmt.Sprintf("port %q gets no packets to %s, which %s claims too and gets", id.Port, c.Frontend, c.Owner.ServicePortName()))
 				}
 			}
 		},
-		OnWithoutDirectReturn: func(news []model.PortID, all int) {
-			metrics.SetDirectReturnDenied(all)
-			for _, id := range news {
-				events.DirectReturnDenied(id.Namespace, id.Service, id.Port)
-			}
-		},
-		Obstacle: nodeaddr.Obstacle,
-		Inside:   nodeaddr.Inside,
-		OnObstacle: func(obstacle string) {
-			metrics.SetDirectReturnBlocked(obstacle != "")
-			if obstacle != "" {
-				events.DirectReturnBlocked(obstacle)
-			}
-		},
+		OnApplied: limitForwarding(events),
 		OnDiverged: func(yes bool) {
 			metrics.SetDiverged(yes)
 			if yes {

@@ -6,12 +6,8 @@ import (
 	"k8s.io/klog/v2"
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 
-	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/internal/config"
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
-	"github.com/nftproxy/nftproxy/internal/directreturn"
-	"github.com/nftproxy/nftproxy/internal/leftovers"
-	"github.com/nftproxy/nftproxy/internal/nodeaddr"
 	"github.com/nftproxy/nftproxy/nft"
 	"github.com/nftproxy/nftproxy/sysctl"
 )
@@ -42,45 +38,12 @@ func prepareKernel(ctx context.Context, o *options, conn *nft.Conn) (missing []s
 	if err := config.ProbeKernel(ctx, conn, families, gates); err != nil {
 		return nil, err
 	}
-	if gates.Enabled(config.DirectReturn) {
-		nameObstacles(ctx, o.serviceProxyName)
-	}
+	nameDoubts(ctx, gates, o.serviceProxyName)
 	missing, err = sysctl.Tree{}.SetConntrack(ctx, (*kubeproxyv1alpha1.KubeProxyConntrackConfiguration)(&o.config.Linux.Conntrack))
 	if len(missing) > 0 {
 		klog.FromContext(ctx).Info("Sysctls of connection tracking do not exist yet; the proxy sets them when the kernel has loaded the module nf_conntrack", "sysctls", missing)
 	}
 	return missing, err
-}
-
-// nameObstacles logs interfaces on which direct return loses packets, or long packets, and firewalls that may drop
-// forwarded packets.
-func nameObstacles(ctx context.Context, serviceProxyName string) {
-	const named = 10
-	logger := klog.FromContext(ctx)
-	if !directreturn.LittleEndian {
-		logger.Info("Direct return: this machine is big-endian and computes other slots than other nodes; it serves as under policy Cluster")
-	}
-	if strict := (sysctl.Tree{}).StrictReversePaths(); len(strict) > 0 {
-		logger.Info("Direct return: strict rp_filter drops what other nodes send on by these interfaces",
-			"interfaces", strict[:min(len(strict), named)], "count", len(strict))
-	}
-	switch small, mtu, err := nodeaddr.SmallHops(); {
-	case err != nil:
-		logger.Info("Direct return: cannot compare the MTUs of interfaces", "reason", err.Error())
-	case len(small) > 0:
-		logger.Info("Direct return: interfaces to other nodes have a smaller MTU than the default route; clients are told to send shorter packets",
-			"interfaces", small[:min(len(small), named)], "count", len(small), "defaultMTU", mtu)
-	}
-	go func() { // the start does not wait for the rules of other programs
-		others, err := leftovers.FindOthers(ctx, 0, compiler.TableNameFor(serviceProxyName))
-		if err != nil && ctx.Err() == nil {
-			logger.Info("Direct return: cannot read all rules of other programs", "reason", err.Error())
-		}
-		if chains := others.DropsAt(nft.HookOutput); len(chains) > 0 {
-			logger.Info("Direct return: these chains drop what the node sends on to other nodes, unless a rule accepts ct state untracked",
-				"chains", chains[:min(len(chains), named)], "count", len(chains))
-		}
-	}()
 }
 
 // setOOMScore only logs an error: a proxy runs without the capability too.

@@ -421,9 +421,10 @@ func TestObstaclesAreNamed(t *testing.T) {
 	must(t, n.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/conf/vxlan/rp_filter", []byte("1"), 0) }))
 	lab.Nft(t, n.Host, "table inet fw {\n chain out {\n type filter hook output priority 0; policy drop;\n meta l4proto 6 accept\n }\n}\n", "-f", "-")
 	f.start(t, serving(2, 3), 2)
-	n.proxy.Says(t, `these chains drop what the node sends on to other nodes, unless a rule accepts ct state untracked" chains=["inet fw out"] count=1`)
-	n.proxy.Says(t, `strict rp_filter drops what other nodes send on by these interfaces" interfaces=["vxlan"]`)
-	n.proxy.Says(t, `have a smaller MTU than the default route; clients are told to send shorter packets" interfaces=[{"Interface":"vxlan","MTU":1450}] count=1 defaultMTU=1500`)
+	const lost = `"Direct return: packets may be lost" reason=`
+	n.proxy.Says(t, lost+`"packets of this node that no rule accepts are dropped by" names=["inet fw out"] count=1`)
+	n.proxy.Says(t, lost+`"rp_filter is 1 on" names=["vxlan"] count=1`)
+	n.proxy.Says(t, lost+`"interfaces to other nodes have a smaller MTU than the default route (1500):" names=["vxlan (1450)"] count=1`)
 }
 
 // What a node sends on passes the chains of its own output, in no connection.

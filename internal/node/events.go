@@ -84,34 +84,25 @@ func (e *Events) aboutNode(kind, reason, note string) {
 
 // ServiceHealthFailed posts that the proxy cannot serve the healthCheckNodePort of a Service.
 func (e *Events) ServiceHealthFailed(namespace, service string, err error) {
+	e.aboutService(namespace, service, "FailedToStartServiceHealthcheck", "Listen", err.Error())
+}
+
+// ServiceWarning posts that the rules do not give a Service all that it requests.
+func (e *Events) ServiceWarning(namespace, service, reason, note string) {
+	e.aboutService(namespace, service, reason, "Program", note)
+}
+
+func (e *Events) aboutService(namespace, service, reason, action, note string) {
 	if e != nil {
 		about := corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: namespace, Name: service}
-		e.post(about, corev1.EventTypeWarning, "FailedToStartServiceHealthcheck", "Listen", err.Error())
+		e.post(about, corev1.EventTypeWarning, reason, action, note)
 	}
 }
 
-// DirectReturnDenied posts that a Service port requests direct return, and a limit denies it.
-func (e *Events) DirectReturnDenied(namespace, service, port string) {
+// NodeWarning posts that rules lack something because of the node.
+func (e *Events) NodeWarning(reason, note string) {
 	if e != nil {
-		about := corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: namespace, Name: service}
-		e.post(about, corev1.EventTypeWarning, "DirectReturnDenied", "Program",
-			fmt.Sprintf("port %q has no direct return, because of the limits of addresses and endpoints: its external clients are masqueraded", port))
-	}
-}
-
-// AddressContested posts that a Service port does not get one of its addresses, because another has it.
-func (e *Events) AddressContested(namespace, service, port, address, owner string) {
-	if e != nil {
-		about := corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: namespace, Name: service}
-		e.post(about, corev1.EventTypeWarning, "AddressContested", "Program",
-			fmt.Sprintf("port %q gets no packets to %s, which %s claims too and gets", port, address, owner))
-	}
-}
-
-// DirectReturnBlocked says that the node forwards no packets by direct return.
-func (e *Events) DirectReturnBlocked(obstacle string) {
-	if e != nil {
-		e.post(e.node, corev1.EventTypeWarning, "DirectReturnBlocked", "Program", "this node forwards nothing by direct return, and masquerades: "+obstacle)
+		e.post(e.node, corev1.EventTypeWarning, reason, "Program", note)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/internal/config"
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
+	"github.com/nftproxy/nftproxy/internal/directreturn/entrance"
 	"github.com/nftproxy/nftproxy/internal/leftovers"
 	"github.com/nftproxy/nftproxy/internal/nodeaddr"
 	"github.com/nftproxy/nftproxy/nft"
@@ -118,8 +119,7 @@ func (p *preflight) gates() featuregate.FeatureGate {
 	return gates
 }
 
-// checkDirectReturn looks for what drops packets that other nodes forward to this node: strict rp_filter, a smaller MTU,
-// a firewall. The proxy's start logs the same.
+// checkDirectReturn looks for what keeps the node from forwarding packets, or may lose them. The proxy's log says the same.
 func (p *preflight) checkDirectReturn() {
 	asking := p.servicesThat(func(s *corev1.Service) bool { return s.Annotations[tracker.AnnotationDirectReturn] == "true" })
 	switch on := p.gates().Enabled(config.DirectReturn); {
@@ -131,28 +131,16 @@ func (p *preflight) checkDirectReturn() {
 	case len(asking) > 0:
 		p.fine("these ask for direct return: "+some(asking, shownNames), "", "set the feature gate on all nodes")
 	}
-	switch obstacle, err := nodeaddr.Obstacle(p.remoteEndpoints(asking)); {
+	switch obstacle, err := entrance.Obstacle(p.remoteEndpoints(asking)); {
 	case err != nil:
 		p.err = err
 	case obstacle != "":
 		p.look(obstacle, "this node forwards nothing by direct return: clients that enter by it are masqueraded", "go on if this is meant")
 	}
-	if strict := (sysctl.Tree{}).StrictReversePaths(); len(strict) > 0 {
-		p.look("rp_filter is 1 on "+some(strict, shownNames), "if other nodes send packets on by these interfaces, the kernel drops them",
-			"set net.ipv4.conf.*.rp_filter to 0 or 2 there")
-	}
-	switch small, mtu, err := nodeaddr.SmallHops(); {
-	case err != nil:
-		p.err = err
-	case len(small) > 0:
-		p.look(fmt.Sprintf("interfaces to other nodes have a smaller MTU than the default route (%d): %s", mtu, some(small, shownNames)),
-			"clients that send longer packets are told so by ICMP; where that is filtered, these packets are lost",
-			"give the pods the smaller MTU, which TCP clients heed, and let ICMP pass")
-	}
-	if chains := p.others.DropsAt(nft.HookOutput); len(chains) > 0 {
-		p.look("packets of this node that no rule accepts are dropped by "+some(chains, shownNames),
-			"also those that it sends on to other nodes, which belong to no connection",
-			"see that a rule there accepts them, such as: ct state untracked accept")
+	doubts, err := entrance.Doubts(p.others.DropsAt(nft.HookOutput))
+	p.err = cmp.Or(p.err, err)
+	for _, d := range doubts {
+		p.look(d.What+" "+some(d.Names, shownNames), d.Why, d.Advice)
 	}
 }
 

@@ -1,4 +1,4 @@
-package nodeaddr
+package entrance
 
 import (
 	"cmp"
@@ -62,9 +62,9 @@ func SmallHops() (small []Hop, defaultMTU int, err error) {
 
 // eachRoute calls do with the first routes of a table and of type unicast, in both IP families; RT_TABLE_UNSPEC for all tables.
 func eachRoute(table int, do func(netlink.Route)) error {
-	for _, family := range addressFamilies {
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		read := 0
-		err := netlink.RouteListFilteredIter(int(family), &netlink.Route{Table: table, Type: unix.RTN_UNICAST}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE, func(r netlink.Route) bool {
+		err := netlink.RouteListFilteredIter(family, &netlink.Route{Table: table, Type: unix.RTN_UNICAST}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE, func(r netlink.Route) bool {
 			do(r)
 			read++
 			return read < maxRoutes

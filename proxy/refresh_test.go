@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/nftproxy/nftproxy/compiler"
+	"github.com/nftproxy/nftproxy/internal/directreturn/entrance"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
 )
@@ -29,17 +31,18 @@ func newEntering(t *testing.T) *entering {
 	e := &entering{T: t, obstacle: func([]netip.Addr) (string, error) { return "", nil }}
 	config := compiler.Default()
 	config.DirectReturn = true
-	b, err := NewBackend(namespaceConn(t), config, Hooks{
-		Obstacle: func(to []netip.Addr) (string, error) {
-			e.looked = append(e.looked, fmt.Sprint(to))
-			return e.obstacle(to)
-		},
-		Inside: func([]netip.Addr) ([]string, error) {
-			e.looked = append(e.looked, "inside")
-			return []string{"docker0"}, nil
-		},
-		OnObstacle: func(obstacle string) { e.obstacles = append(e.obstacles, obstacle) },
-	})
+	here := entrance.New(func(obstacle string) { e.obstacles = append(e.obstacles, obstacle) })
+	here.ObstacleTo = func(to []netip.Addr) (string, error) {
+		e.looked = append(e.looked, fmt.Sprint(to))
+		return e.obstacle(to)
+	}
+	here.DevicesInside = func([]netip.Addr) ([]string, error) {
+		e.looked = append(e.looked, "inside")
+		return []string{"docker0"}, nil
+	}
+	b, err := NewBackend(namespaceConn(t), config, Hooks{OnApplied: func(ctx context.Context, c *compiler.Compiler, changes *model.Changes) {
+		here.Look(ctx, c, changes)
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,18 +143,5 @@ func TestEntrance(t *testing.T) {
 		e.obstacle = failure
 		e.refresh()
 		e.expect("a failure again", true, "[10.244.2.5]")
-	})
-	t.Run("a Sync does not wait for a refresh, which leaves newer endpoints alone", func(t *testing.T) {
-		e := newEntering(t)
-		e.sync(firstEndpoint)
-		e.looked = nil
-		again := e.obstacle
-		e.obstacle = func(to []netip.Addr) (string, error) { // as if the kernel took long
-			e.obstacle = blocked(secondEndpoint)
-			e.sync(firstEndpoint, secondEndpoint)
-			return again(to)
-		}
-		e.refresh()
-		e.expect("both", false, "[10.244.2.5]", "[10.244.3.5]", "inside")
 	})
 }

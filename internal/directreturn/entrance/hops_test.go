@@ -1,4 +1,4 @@
-package nodeaddr
+package entrance
 
 import (
 	"os/exec"
