@@ -88,12 +88,12 @@ func (c *Compiler) WithoutDirectReturn() (news []model.PortID, all int) {
 }
 
 // hasDirectReturn reports whether a table serves a frontend with direct return.
-func hasDirectReturn(t *nft.Table, fe frontend) bool {
+func hasDirectReturn(t *nft.Table, frontend nft.Data) bool {
 	set := t.Set(directreturn.Addresses)
 	if set == nil {
 		return false
 	}
-	_, has := set.Element(fe.key())
+	_, has := set.Element(frontend)
 	return has
 }
 

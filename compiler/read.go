@@ -57,12 +57,9 @@ type Frontend struct {
 	// Chain is the chain to which new connections go, such as "cluster-3"; empty for none. ShortCircuit is, under policy
 	// Local, the one for new connections of the cluster's own clients and the node.
 	Chain, ShortCircuit string
-	// Masquerade says that the frontend is external with policy Cluster, so that all its clients are masqueraded. It does
-	// not tell whether those of a ClusterIP are.
+	// Masquerade says that the frontend is external with policy Cluster, and all its clients are masqueraded. It does not
+	// tell whether those of a ClusterIP are. With direct return, clients outside the cluster are not.
 	Masquerade bool
-	// DirectReturn says that the frontend is external with policy Cluster and keeps the source of clients outside the
-	// cluster: their packets go to the node of the endpoint first.
-	DirectReturn bool
 	// Endpoints is the list that Chain, or under policy Local ShortCircuit, draws from. LocalEndpoints is the list for
 	// the clients that policy Local binds. Both are in the order of the slots.
 	Endpoints, LocalEndpoints []netip.AddrPort
@@ -104,10 +101,9 @@ const (
 	CountedTraffic Counted = iota
 	// CountedConnections counts new connections that were sent to an endpoint.
 	CountedConnections
-	// CountedAsked counts packets of direct return about which this node asks other nodes, since it does not know their
-	// connection.
+	// CountedAsked counts packets about which this node asks other nodes, since it does not know their connection.
 	CountedAsked
-	// CountedAnswered counts packets of direct return about which other nodes ask, and whose connection this node knows.
+	// CountedAnswered counts packets about which other nodes ask, and whose connection this node knows.
 	CountedAnswered
 	// CountedNoEndpoints counts packets that are refused because no node has a usable endpoint.
 	CountedNoEndpoints
@@ -119,8 +115,8 @@ const (
 	CountedPort
 	// CountedAddress counts packets that are dropped because no Service holds the address, which is one of a ServiceCIDR.
 	CountedAddress
-	// CountedUnknownConnection counts packets of direct return that are dropped because this node does not know their
-	// connection, nor has their slot.
+	// CountedUnknownConnection counts packets from other nodes that are dropped because this node knows neither their
+	// connection nor their slot.
 	CountedUnknownConnection
 	// CountedKinds is the number of the constants above.
 	CountedKinds
@@ -319,8 +315,7 @@ func (r *reader) readService(f *foundFrontend, _ nft.Data, e nft.Element) {
 	}
 	f.all.drawn = chain.count
 	if chain.kind == kindExternal {
-		f.Policy, f.DirectReturn = model.PolicyCluster.String(), hasDirectReturn(r.table, f.frontend())
-		f.Masquerade = !f.DirectReturn
+		f.Policy, f.Masquerade = model.PolicyCluster.String(), !hasDirectReturn(r.table, f.Key())
 	}
 }
 

@@ -197,7 +197,7 @@ func (g *Graph) describe(f *compiler.Frontend, chain string) []string {
 	}
 	switch compiler.RoleOf(chain) {
 	case compiler.RoleServeExternal:
-		if f.DirectReturn {
+		if !f.Masquerade {
 			return []string{"clients outside the cluster: source kept, on the endpoint's node", "all others: source masqueraded"}
 		}
 		return []string{"source masqueraded"}

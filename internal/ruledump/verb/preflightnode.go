@@ -15,7 +15,6 @@ import (
 	"github.com/nftproxy/nftproxy/compiler"
 	"github.com/nftproxy/nftproxy/internal/config"
 	"github.com/nftproxy/nftproxy/internal/config/v1alpha2"
-	"github.com/nftproxy/nftproxy/internal/directreturn/entrance"
 	"github.com/nftproxy/nftproxy/internal/leftovers"
 	"github.com/nftproxy/nftproxy/internal/nodeaddr"
 	"github.com/nftproxy/nftproxy/nft"
@@ -24,8 +23,6 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/component-base/featuregate"
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 )
@@ -117,54 +114,6 @@ func (p *preflight) gates() featuregate.FeatureGate {
 	}
 	gates, _, _ := config.FeatureGates(set)
 	return gates
-}
-
-// checkDirectReturn looks for what keeps the node from forwarding packets, or may lose them. The proxy's log says the same.
-func (p *preflight) checkDirectReturn() {
-	asking := p.servicesThat(func(s *corev1.Service) bool { return s.Annotations[tracker.AnnotationDirectReturn] == "true" })
-	switch on := p.gates().Enabled(config.DirectReturn); {
-	case !on && len(asking) == 0:
-		return
-	case !on:
-		p.look("these ask for direct return: "+some(asking, shownNames), "without the feature gate "+string(config.DirectReturn)+" their clients are masqueraded",
-			"set the gate on all nodes, or go on if this is meant")
-	case len(asking) > 0:
-		p.fine("these ask for direct return: "+some(asking, shownNames), "", "set the feature gate on all nodes")
-	}
-	switch obstacle, err := entrance.Obstacle(p.remoteEndpoints(asking)); {
-	case err != nil:
-		p.err = err
-	case obstacle != "":
-		p.look(obstacle, "this node forwards nothing by direct return: clients that enter by it are masqueraded", "go on if this is meant")
-	}
-	doubts, err := entrance.Doubts(p.others.DropsAt(nft.HookOutput))
-	p.err = cmp.Or(p.err, err)
-	for _, d := range doubts {
-		p.look(d.What+" "+some(d.Names, shownNames), d.Why, d.Advice)
-	}
-}
-
-// remoteEndpoints returns the addresses of the endpoints of Services that are not on this node.
-func (p *preflight) remoteEndpoints(services []string) (remote []netip.Addr) {
-	if p.objects == nil {
-		return nil
-	}
-	for _, s := range p.objects.EndpointSlices {
-		if !slices.Contains(services, s.Namespace+"/"+s.Labels[discoveryv1.LabelServiceName]) {
-			continue
-		}
-		for _, e := range s.Endpoints {
-			if e.NodeName == nil || *e.NodeName == p.out.Node {
-				continue
-			}
-			for _, text := range e.Addresses {
-				if addr, err := netip.ParseAddr(text); err == nil {
-					remote = append(remote, addr)
-				}
-			}
-		}
-	}
-	return remote
 }
 
 // oneLine returns the text of joined errors.

@@ -20,18 +20,13 @@ type Reason string
 const (
 	ReasonServed      Reason = "served"             // a frontend sent it to an endpoint
 	ReasonAffinity    Reason = "affinity"           // the same, to the endpoint where session affinity keeps the client
-	ReasonSentOn      Reason = "sent-on"            // direct return: to the node of its endpoint, as it is
 	ReasonNotService  Reason = "not-a-service"      // the rules leave it alone
 	ReasonNoEndpoints Reason = "no-endpoints"       // no usable endpoint on any node
 	ReasonPolicyLocal Reason = "policy-local"       // policy Local, and no usable endpoint on this node
 	ReasonUnknownPort Reason = "unknown-port"       // a ClusterIP that does not have the port, or the protocol
 	ReasonUnassigned  Reason = "unassigned-address" // an address of a ServiceCIDR that no Service holds
 	ReasonSource      Reason = "source-not-allowed" // loadBalancerSourceRanges does not name the client
-	// ReasonCopyDropped: direct return, but the node's own rules drop what it sends.
-	ReasonCopyDropped Reason = "copy-dropped"
-	// ReasonUnknownConnection: direct return, and another node forwarded a packet of no connection or slot of this node.
-	ReasonUnknownConnection Reason = "unknown-connection"
-	ReasonOther             Reason = "foreign-rule" // a rule that the proxy did not write
+	ReasonOther       Reason = "foreign-rule"       // a rule that the proxy did not write
 )
 
 // SourceReason is the reason why a packet's source address was kept or masqueraded, in a word.
@@ -44,7 +39,6 @@ const (
 	SourcePolicyCluster SourceReason = "policy-cluster"
 	SourceNode          SourceReason = "from-the-node"
 	SourceAll           SourceReason = "masquerade-all"
-	SourceDirectReturn  SourceReason = "direct-return"
 	SourceClusterClient SourceReason = "cluster-client"
 	SourcePolicyLocal   SourceReason = "policy-local"
 	SourceNotTold       SourceReason = "clients-are-not-told-apart"
@@ -71,19 +65,10 @@ func reasonOf(fate *evaluator.Fate) Reason {
 		if step.Chain == nil || step.Rule == nil {
 			continue
 		}
+		if isDirect(step.Chain.Name) && drops(step.Rule) {
+			return reasonOfDirect(fate, step)
+		}
 		switch max(compiler.RoleOf(step.Chain.Name), kubeProxyRoles[step.Chain.Name]) {
-		case compiler.RoleDirectForward:
-			switch {
-			case fate.CopyTo.IsValid():
-				return ReasonSentOn
-			case len(step.Elements) > 0 && has(step.Rule, func(nft.Dup) bool { return true }):
-				return ReasonCopyDropped
-			}
-			return ReasonUnknownConnection
-		case compiler.RoleServeReturn:
-			if has(step.Rule, func(v nft.Verdict) bool { return v == nft.Drop }) {
-				return ReasonUnknownConnection
-			}
 		case compiler.RoleFirewall:
 			return ReasonSource
 		case compiler.RoleNoEndpoints:
@@ -311,12 +296,8 @@ func (e *Explanation) why(o *Outcome, fate *evaluator.Fate, dialed *compiler.Fro
 			e.packet.Destination.Addr(), e.holder, e.packet.Destination.Port(), model.Protocol(e.packet.Protocol), strings.Join(e.ports[:min(len(e.ports), explainShown)], ", "))
 	case ReasonUnassigned:
 		return "dropped: the address is in a ServiceCIDR, and no Service holds it"
-	case ReasonSentOn:
-		return fmt.Sprintf("direct return of %s: the node of the endpoint translates it, keeps the source, and answers the client itself", name)
-	case ReasonCopyDropped:
-		return fmt.Sprintf("dropped: direct return of %s sends it to the node of the endpoint, and a rule for packets that this node sends drops it (below)", name)
-	case ReasonUnknownConnection:
-		return fmt.Sprintf("dropped: a node has forwarded it by direct return of %s, and %s knows neither its connection nor its slot", name, node)
+	case ReasonSentOn, ReasonCopyDropped, ReasonUnknownConnection:
+		return directText(o.Reason, name, node)
 	case ReasonSource:
 		text := fmt.Sprintf("dropped: loadBalancerSourceRanges of %s does not name %s", name, e.packet.Source.Addr())
 		if dialed != nil && len(dialed.Sources) > 0 {

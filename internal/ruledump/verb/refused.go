@@ -164,11 +164,11 @@ func (r *refusals) marksBefore(own *nft.Table) *nft.Table {
 }
 
 // rulesBefore returns rules that mark what a chain refuses, or a chain to which it leads. It copies their sets. Under are
-// the conditions of the rules that lead to a chain of direct return, from its base chain on.
+// the conditions of the rules that lead to a chain that isDirect, from its base chain on.
 func (r *refusals) rulesBefore(own *nft.Table, chain *nft.Chain, to *nft.Table, under []nft.Statement) (rules []nft.Rule) {
 	for i := range chain.Rules {
 		rule := &chain.Rules[i]
-		if isDirect(chain.Name) && has(rule, func(v nft.Verdict) bool { return v == nft.Drop }) && !has(rule, func(nft.Dup) bool { return true }) {
+		if isDirect(chain.Name) && drops(rule) && !forwards(rule) {
 			rules = append(rules, r.marking(own, slices.Concat(under, rule.Statements), to)...)
 		}
 		for _, s := range rule.Statements {
@@ -193,12 +193,6 @@ func (r *refusals) rulesBefore(own *nft.Table, chain *nft.Chain, to *nft.Table, 
 		}
 	}
 	return rules
-}
-
-// isDirect reports whether a chain is one of direct return.
-func isDirect(chain string) bool {
-	role := compiler.RoleOf(chain)
-	return role == compiler.RoleDirectForward || role == compiler.RoleServeReturn
 }
 
 // marking returns a rule that marks what rules with all of these statements refuse. It keeps the conditions, turns a lookup
@@ -315,7 +309,7 @@ func (r *refusals) packet(ctx context.Context, p *underway) error {
 // describe returns nil for a packet that the proxy's rules have not refused.
 func (r *refusals) describe(p *underway) *refusal {
 	w := r.way(p)
-	if w.result == evaluator.Delivered || w.stopped || w.sendsOn() {
+	if w.result == evaluator.Delivered || w.stopped || forwards(w.path[len(w.path)-1].Rule) {
 		return nil
 	}
 	e := &Explanation{nodeDocument: r.document(), packet: p.packet(), rules: r.rules}
@@ -331,12 +325,6 @@ func (r *refusals) describe(p *underway) *refusal {
 	}
 	out.Namespace, out.Service, out.Port = splitServicePort(out.name)
 	return out
-}
-
-// sendsOn reports whether direct return sends the packet to another node, and drops the original.
-func (w *way) sendsOn() bool {
-	last := w.path[len(w.path)-1].Rule
-	return last != nil && has(last, func(nft.Dup) bool { return true })
 }
 
 // Text implements View.
