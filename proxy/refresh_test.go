@@ -32,13 +32,10 @@ func newEntering(t *testing.T) *entering {
 	config := compiler.Default()
 	config.DirectReturn = true
 	here := entrance.New(func(obstacle string) { e.obstacles = append(e.obstacles, obstacle) })
-	here.ObstacleTo = func(to []netip.Addr) (string, error) {
+	here.LookAt = func(to, _ []netip.Addr) (string, []string, error) {
 		e.looked = append(e.looked, fmt.Sprint(to))
-		return e.obstacle(to)
-	}
-	here.DevicesInside = func([]netip.Addr) ([]string, error) {
-		e.looked = append(e.looked, "inside")
-		return []string{"docker0"}, nil
+		obstacle, err := e.obstacle(to)
+		return obstacle, []string{"docker0"}, err
 	}
 	b, err := NewBackend(namespaceConn(t), config, Hooks{OnApplied: func(ctx context.Context, c *compiler.Compiler, changes *model.Changes) {
 		here.Look(ctx, c, changes)
@@ -102,30 +99,30 @@ func TestEntrance(t *testing.T) {
 			return "", nil
 		}
 	}
-	t.Run("a Sync looks at new endpoints alone, a refresh at all", func(t *testing.T) {
+	t.Run("a Sync looks if endpoints are new, a refresh in any case", func(t *testing.T) {
 		e := newEntering(t)
 		e.sync(firstEndpoint)
-		e.expect("the first Sync", true, "[10.244.2.5]", "inside")
+		e.expect("the first Sync", true, "[10.244.2.5]")
 		e.sync(firstEndpoint)
 		e.expect("the same again", true)
 		e.sync(firstEndpoint, secondEndpoint)
-		e.expect("one more", true, "[10.244.3.5]")
+		e.expect("one more", true, "[10.244.2.5 10.244.3.5]")
 		e.sync(secondEndpoint)
 		e.expect("one less", true)
 		e.refresh()
-		e.expect("a refresh", true, "[10.244.3.5]", "inside")
+		e.expect("a refresh", true, "[10.244.3.5]")
 	})
 	t.Run("nothing is forwarded while one endpoint has an obstacle", func(t *testing.T) {
 		e := newEntering(t)
 		e.obstacle = blocked(secondEndpoint)
 		e.sync(firstEndpoint)
-		e.expect("the first Sync", true, "[10.244.2.5]", "inside")
+		e.expect("the first Sync", true, "[10.244.2.5]")
 		e.sync(firstEndpoint, secondEndpoint)
-		e.expect("an endpoint behind a tunnel", false, "[10.244.3.5]")
+		e.expect("an endpoint behind a tunnel", false, "[10.244.2.5 10.244.3.5]")
 		e.sync(firstEndpoint)
 		e.expect("it is gone", false)
 		e.refresh()
-		e.expect("and a refresh finds it", true, "[10.244.2.5]", "inside")
+		e.expect("and a refresh finds it", true, "[10.244.2.5]")
 		if diff := cmp.Diff([]string{"a tunnel to " + secondEndpoint, ""}, e.obstacles); diff != "" {
 			t.Errorf("the node is told (-want +got):\n%s", diff)
 		}
@@ -139,7 +136,7 @@ func TestEntrance(t *testing.T) {
 		e.expect("a failure", false, "[10.244.2.5]")
 		e.obstacle = success
 		e.refresh()
-		e.expect("a success", true, "[10.244.2.5]", "inside")
+		e.expect("a success", true, "[10.244.2.5]")
 		e.obstacle = failure
 		e.refresh()
 		e.expect("a failure again", true, "[10.244.2.5]")

@@ -3,7 +3,6 @@ package entrance
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -81,33 +80,35 @@ func byDestination(link netlink.Link) bool {
 // containers and virtual machines: devices with an address by which no route leads to another gateway, and none of the
 // machine's addresses own. What enters by them comes from inside the node, or is the node's to translate. The network
 // namespace is the thread's.
-func Inside(own []netip.Addr) ([]string, error) {
+func Inside(own []netip.Addr) (names []string, err error) {
 	interfaces, err := net.Interfaces()
 	if err != nil {
 		return nil, fmt.Errorf("list the interfaces: %w", err)
 	}
-	names := map[int]string{}
-	for _, i := range interfaces {
-		addresses, _ := i.Addrs() // none if it went
-		isOwn := func(a net.Addr) bool {
-			p, err := netip.ParsePrefix(a.String())
-			return err == nil && slices.Contains(own, p.Addr())
-		}
-		isGlobal := func(a net.Addr) bool {
-			p, err := netip.ParsePrefix(a.String())
-			return err == nil && p.Addr().IsGlobalUnicast()
-		}
-		if i.Flags&net.FlagLoopback == 0 && slices.ContainsFunc(addresses, isGlobal) && !slices.ContainsFunc(addresses, isOwn) {
-			names[i.Index] = i.Name
-		}
+	addresses, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("list the addresses: %w", err)
+	}
+	has, isOutside := map[int]bool{}, map[int]bool{}
+	for _, a := range addresses {
+		addr, _ := netip.AddrFromSlice(a.IP)
+		addr = addr.Unmap()
+		has[a.LinkIndex] = has[a.LinkIndex] || addr.IsGlobalUnicast()
+		isOutside[a.LinkIndex] = isOutside[a.LinkIndex] || slices.Contains(own, addr)
 	}
 	err = eachRoute(unix.RT_TABLE_UNSPEC, func(r netlink.Route) {
 		if hasGateway(r) || isDefault(r) {
-			delete(names, r.LinkIndex)
+			isOutside[r.LinkIndex] = true
 			for _, hop := range r.MultiPath {
-				delete(names, hop.LinkIndex)
+				isOutside[hop.LinkIndex] = true
 			}
 		}
 	})
-	return slices.Sorted(maps.Values(names)), err
+	for _, i := range interfaces {
+		if has[i.Index] && !isOutside[i.Index] && i.Flags&net.FlagLoopback == 0 {
+			names = append(names, i.Name)
+		}
+	}
+	slices.Sort(names)
+	return names, err
 }
