@@ -33,8 +33,8 @@ type clientMaps struct {
 	// the endpoint out of the rules: before it, packets still add clients of the endpoint, so a map that was cleaned
 	// meanwhile stays stale.
 	stale map[mapKey]bool
-	// moves holds the maps that came, or whose other map went, since the last commit. Frontends that used the other map
-	// until now find no client in this one, unless the clients are copied: see Affinity.Moves.
+	// moves holds, since the last commit, new maps and maps whose counterpart for the other list was removed. Frontends that
+	// used the counterpart find no client in such a map unless the clients are copied: see Affinity.Moves.
 	moves map[mapKey]bool
 }
 

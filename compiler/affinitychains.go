@@ -35,8 +35,8 @@ func (p *program) affinityChains(port *portPlans) (chains []*nft.Chain) {
 	return chains
 }
 
-// affinityKnown builds the chain that sends known clients, those in the map, to their endpoint: for a port's frontends
-// with a plan. Like the endpoint chain of the plan, it marks those that are to be masqueraded.
+// affinityKnown builds the chain that sends known clients (the clients in the map) to their endpoint: for a port's frontends
+// with a plan. It marks clients for masquerading as the endpoint chain of the plan does.
 func (p *program) affinityKnown(plan *plan) *nft.Chain {
 	port := plan.port
 	c := &nft.Chain{Name: affinityKnownName(plan.kind, port.affinityName)}
@@ -109,8 +109,9 @@ func (p *program) affinityRules() []nft.Rule {
 	return rules
 }
 
-// affinityRulesOf looks for frontends of one kind. The map knows a node port by its number alone. So the dialed address
-// has to be one on which node ports answer, or, where these are networks, no ClusterIP. See also family.putExceptions.
+// affinityRulesOf looks for frontends of one kind. The map identifies a node port by its number alone. So the rules also
+// check that node ports answer on the dialed address, or, if they answer on networks, that the address is no ClusterIP. See
+// also family.putExceptions.
 func (p *program) affinityRulesOf(isOf nft.Statement, nodePort bool, find nft.Vmap) (rules []nft.Rule) {
 	if !nodePort {
 		return []nft.Rule{nft.NewRule(isOf, find)}

@@ -70,8 +70,8 @@ func (a Affinity) Maps() (found []AffinityMap) {
 // since the last call of Cleaned for the map. The call takes time in proportion to the length of the result.
 func (a Affinity) Stale() []AffinityMap { return a.stale(false) }
 
-// Losing returns, in no order, those stale maps that lose an endpoint with the next commit, or that the kernel may have
-// from an earlier process.
+// Losing returns, in no order, the stale maps that lose an endpoint with the next commit, and stale maps that an earlier
+// process may have left in the kernel.
 func (a Affinity) Losing() []AffinityMap { return a.stale(true) }
 
 func (a Affinity) stale(losing bool) (found []AffinityMap) {
@@ -114,7 +114,7 @@ func (a Affinity) Cleaned(m AffinityMap) {
 // AffinityMove is a reason to copy clients from one map to another: the traffic policy of a Service port changed, so
 // that its frontends use another map.
 type AffinityMove struct {
-	// From is the map with the clients, To the one that is to have those of them whose endpoint it Serves.
+	// From is the map with the clients. To receives the clients whose endpoint it Serves.
 	From, To AffinityMap
 }
 

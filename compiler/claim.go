@@ -61,7 +61,7 @@ type claims struct {
 	frontends map[frontend]*frontendState
 	// touched holds the frontends whose claims changed, each once.
 	touched []*frontendState
-	// contested holds, for each frontend with several claimants, those that Apply returned last, sorted.
+	// contested holds, for each frontend with several claimants, the claimants that Apply returned last, sorted.
 	contested map[frontend][]model.PortID
 }
 

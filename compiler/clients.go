@@ -8,8 +8,8 @@ import (
 )
 
 // masquerading returns the rules that begin chains of kindCluster and kindExternal. They masquerade
-// all clients, or, for ClusterIPs, those that are not the cluster's own. Where these are one
-// network, as nearly everywhere, no jump is needed.
+// all clients, or, for ClusterIPs, all clients outside the cluster. If the cluster's own clients
+// are one network, as nearly everywhere, the rules need no jump.
 func (p *program) masquerading(kind chainKind) []nft.Rule {
 	clients := p.localClients()
 	local, isOne := onlyPrefix(clients)
@@ -124,9 +124,9 @@ func (p *program) onNodePortAddresses(used bool, do nft.Statement) []nft.Rule {
 	return rules
 }
 
-// sourcesFor returns the prefixes that may dial a load balancer address, given the Service's ranges, without nested
-// ones: the kernel refuses ranges that overlap. If a range contains an address of the node, the load balancer's address
-// is added: where the node has that address itself, packets that it sends there have it as their source.
+// sourcesFor returns the prefixes that may dial a load balancer address, given the Service's ranges. It leaves out nested
+// prefixes, because the kernel refuses ranges that overlap. If a range contains an address of the node, it adds the load
+// balancer's address: a node that has this address itself sends packets to it with it as their source.
 func (p *program) sourcesFor(fe frontend, ranges []netip.Prefix) []netip.Prefix {
 	sources := slices.Clone(ranges)
 	for _, ip := range p.node.IPs {

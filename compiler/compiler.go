@@ -82,7 +82,7 @@ func (c *Compiler) Transaction() nft.Transaction {
 	return tx
 }
 
-// Committed tells the compiler that the kernel now holds Tables. Call it after each successful commit of Transaction,
+// Committed notes that the kernel now holds Tables. Call it after each successful commit of Transaction,
 // before the next Apply.
 func (c *Compiler) Committed() {
 	for _, f := range c.served() {
@@ -91,7 +91,7 @@ func (c *Compiler) Committed() {
 	}
 }
 
-// Invalidate tells the compiler that the kernel's tables are no longer known. The next Transaction replaces them.
+// Invalidate notes that the kernel's tables are no longer known. The next Transaction replaces them.
 func (c *Compiler) Invalidate() {
 	for _, f := range c.served() {
 		f.draft.Invalidate()
@@ -109,7 +109,7 @@ func (c *Compiler) Owner(family model.Family, protocol model.Protocol, addr neti
 }
 
 // FormerFrontends returns the addresses and ports of a protocol whose elements a transaction deletes and that no
-// Service port claims, each by its family. For a node port, the address is the zero value. One may come several times.
+// Service port claims, each by its family. For a node port, the address is the zero value. It may repeat a frontend.
 func (c *Compiler) FormerFrontends(tx nft.Transaction, protocol model.Protocol) iter.Seq2[model.Family, netip.AddrPort] {
 	return func(yield func(model.Family, netip.AddrPort) bool) {
 		for _, step := range tx.Steps {
@@ -140,7 +140,7 @@ func (p *program) frontendIn(set *nft.Set, key nft.Data) (frontend, bool) {
 	return frontend{}, false
 }
 
-// NodePortPrefixes returns the prefixes on which node ports of a family answer: on those of the machine's own addresses
+// NodePortPrefixes returns the prefixes of a family on which node ports answer: on each of the machine's own addresses
 // that a prefix contains, except loopback addresses.
 func (c *Compiler) NodePortPrefixes(family model.Family) []netip.Prefix {
 	return c.families.get(family).program.nodePortPrefixes()

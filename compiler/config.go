@@ -12,7 +12,7 @@ import (
 // uses the same name. So one transaction replaces the other program's rules, in both directions.
 const TableName = "kube-proxy"
 
-// Names of sets, for those who look at tables without knowing the wanted ones. kube-proxy's nftables mode has ClusterIPs
+// Names of sets, for programs that read tables without a compiler. kube-proxy's nftables mode has ClusterIPs
 // and ServiceIPs too.
 const (
 	// ClusterIPs has the ClusterIP of each Service port.
@@ -48,16 +48,16 @@ const DefaultMasqueradeBit = 14
 // traffic, by bit 0 of the mark, and answers node ports nowhere. See Default.
 type Config struct {
 	// ServiceProxyName is set for a proxy beside another one: the value of the label service.kubernetes.io/service-proxy-name
-	// of its Services, at most 63 bytes. Its tables have a name of their own: see TableNameFor. Its filter chains run before those of other
-	// proxies, which drop unassigned addresses of Service CIDRs and do not know its Services. It drops no such addresses
-	// itself, because they may be those of other proxies.
+	// of its Services, at most 63 bytes. Its tables have a name of their own: see TableNameFor. Its filter chains run before other
+	// proxies' filter chains, which drop addresses of Service CIDRs that no Service of theirs holds. It drops no address
+	// of a Service CIDR itself, because a Service of another proxy may hold the address.
 	ServiceProxyName string
 	// MasqueradeBit is the number, 0 to 31, of a bit of the packet mark. The NAT chains set it on packets that are to be
 	// masqueraded, and postrouting clears it again. Other bits are not touched.
 	MasqueradeBit uint8
 	// MasqueradeAll masquerades all traffic to ClusterIPs.
 	MasqueradeAll bool
-	// DetectLocal tells the cluster's own clients from others.
+	// DetectLocal tells pods from other clients.
 	DetectLocal DetectLocal
 	// NodePortAddresses are the addresses on which node ports answer.
 	NodePortAddresses NodePortAddresses

@@ -28,9 +28,9 @@ const (
 	// recorderElement leads a connection that was translated to the chain that records its client. It also ends the search
 	// for some addresses without affinity: see family.putExceptions.
 	recorderElement
-	// knownElement leads clients to the chain that sends known ones to their endpoint.
+	// knownElement leads clients to the chain that sends known clients to their endpoint.
 	knownElement
-	// connectionsElement counts the connections of a frontend, and trafficElement the packets of these.
+	// connectionsElement counts the connections of a frontend, and trafficElement the packets of these connections.
 	connectionsElement
 	trafficElement
 	// refusedSourceElement counts what a guardedElement refuses.
@@ -63,7 +63,7 @@ const (
 // elementRows says everything about each kind: its sets, and which plans need an element in them. readOrder says how
 // elements are read.
 var elementRows = [elementKinds]struct {
-	// names are those of the sets for addresses and for node ports. Some kinds have no elements for node ports.
+	// names has the name of the set for addresses and that of the set for node ports. Some kinds have no elements for node ports.
 	names [2]string
 	// typed completes the type of a set whose key is not a frontend.
 	typed func(*nft.Set, nft.Family)
@@ -92,7 +92,8 @@ var elementRows = [elementKinds]struct {
 	hairpinElement:       {names: [2]string{hairpinSet}, typed: addressTwice},
 }
 
-// decideService leads the frontend to its chain. Where the chain has a set, the element is in that, without a verdict.
+// decideService leads the frontend to its chain. If the chain has a set, the element is in the chain's set, without a
+// verdict.
 func decideService(f *family, p *plan, own *nft.Set) (v nft.Verdict, in *nft.Set) {
 	chain, _ := p.chains(f.program.config)
 	if chain.kind == kindNone {

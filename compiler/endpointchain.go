@@ -93,8 +93,8 @@ func (p *program) endpointChain(c endpointChain) *nft.Chain {
 	return chain
 }
 
-// draws chooses a slot and translates to the endpoint in it. A packet that runs while a commit takes effect can draw a
-// slot that has just gone. The lookup then ends the rule, and a second rule takes slot 0.
+// draws selects a slot at random and translates to its endpoint. A packet that runs while a commit takes effect can select
+// a slot that the commit removed. The lookup then fails and ends the rule, and a second rule takes slot 0.
 func (p *program) draws(c endpointChain) []nft.Rule {
 	draw := func(slot nft.Expr) nft.Rule {
 		return nft.NewRule(nft.DNAT(p.family, append(p.key(c.nodePort), slot), c.endpoints().setName(c.nodePort)))
@@ -121,7 +121,7 @@ func (c endpointChain) endpoints() elementKind {
 
 func (c endpointChain) setName() string { return ServiceIPs + "-" + c.name() }
 
-// mayHaveSet reports whether the chain may have a set: only those of ClusterIPs, which nearly all Services have.
+// mayHaveSet reports whether the chain may have a set: only chains of ClusterIPs may, which nearly all Services have.
 func (c endpointChain) mayHaveSet() bool {
 	return c.kind == kindCluster && !c.nodePort && c.count > 0
 }

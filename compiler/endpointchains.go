@@ -10,12 +10,12 @@ import (
 // A chain exists while frontends go to it. Beyond that, two things depend on the past, and nothing else in the table
 // does:
 //
-//   - Where 100 frontends use a kind of chain, those for one to eight endpoints exist in advance, and the last 32
-//     others that lost their frontends stay.
-//   - A chain of ClusterIPs has its frontends in a set of its own from 1,000 frontends on, and where 500 frontends have
-//     affinity, if it exists in advance.
+//   - If 100 frontends use a kind of chain, its chains for one to eight endpoints exist in advance, and the last 32
+//     longer chains that lost their frontends stay.
+//   - A chain of ClusterIPs has its frontends in a set of its own from 1,000 frontends on. If 500 frontends have
+//     affinity, a chain that exists in advance has a set too.
 //
-// Each goes when less than half of the number is left, so that a Service that comes and goes changes only itself.
+// Each ends when less than half of the number is left, so that a Service that comes and goes changes only itself.
 //
 // For a new chain, the kernel walks the map of all endpoints: with 88,000, that took three times as long as the rest of
 // the change. For a new element with a jump or goto, it walks, for each hook, all elements of the verdict maps that the
@@ -27,8 +27,9 @@ type chainLimits struct {
 	// From spareFrom frontends of a kind of chain on, chains for 1 to spare endpoints exist in advance, and kept others
 	// stay. With spare 32, a first Sync of 250,000 endpoints took 240 ms longer.
 	spareFrom, spare, kept int
-	// setFrom is the number of frontends that gives a chain a set. spareSetsFrom is the number of those with affinity that
-	// gives a set to chains that exist in advance: each has a chain for known clients, which the kernel walks too.
+	// setFrom is the number of frontends that gives a chain a set. spareSetsFrom is the number of frontends with
+	// affinity that gives a set to chains that exist in advance: each such frontend has a chain for known clients, which the
+	// kernel walks too.
 	setFrom, spareSetsFrom int
 }
 
@@ -37,8 +38,8 @@ var defaultChainLimits = chainLimits{spareFrom: 100, spare: 8, kept: 32, setFrom
 // reached reports whether n reaches a limit, or has been there before and not fallen below half of it since.
 func reached(limit, n int, before bool) bool { return n >= limit || before && 2*n >= limit }
 
-// endpointChains holds the endpoint chains of the draft. Before frontends are written, move counts those that go to
-// each chain, and settle decides about chains and sets.
+// endpointChains holds the endpoint chains of the draft. Before frontends are written, move counts the frontends
+// of each chain, and settle decides about chains and sets.
 type endpointChains struct {
 	draft   *nft.Draft
 	program *program

@@ -8,15 +8,15 @@ import (
 )
 
 // plan is the claim of a Service port for its frontends of one rank, and decides on packets to them: the chain that
-// chooses an endpoint, or a refusal. A nil plan is that of a frontend that nobody claims.
+// chooses an endpoint, or a refusal. A frontend that no Service port claims has a nil plan.
 type plan struct {
 	port *portPlans
 	rank rank
-	// kind is the kind of chain that the frontend's verdict goes to; kindNone for no chain. kindLocal draws from the Local
+	// kind is the kind of chain that the frontend's verdict goes to; kindNone for no chain. kindLocal selects from the Local
 	// list, and for clients of the cluster and the node, which policy Local does not bind, from the Cluster list.
 	kind chainKind
-	// list is the list from which other kinds draw. It is the Local one for a ClusterIP with internal policy Local. All
-	// plans of a Service port with one kind have one list.
+	// list is the list from which other kinds select. It is the Local list for a ClusterIP with internal policy Local. All
+	// plans of one kind of a Service port have the same list.
 	list endpointList
 	// unserved is the fate of new connections that the plan sends to no endpoint.
 	unserved unserved
@@ -54,7 +54,7 @@ func (p *plan) isSticky() bool {
 	return p != nil && p.kind != kindNone && p.port.affinityName != ""
 }
 
-// endpoints returns one of the lists of endpoints; nil if clients are sent to none of them.
+// endpoints returns a list of endpoints; nil if no client is sent to this list.
 func (p *plan) endpoints(list endpointList) []model.Endpoint {
 	if p == nil || p.kind == kindNone || p.kind != kindLocal && p.list != list {
 		return nil
@@ -62,7 +62,7 @@ func (p *plan) endpoints(list endpointList) []model.Endpoint {
 	return p.port.list(list)
 }
 
-// slots returns the endpoints in the frontend's slots, and those in the slots for clients that policy Local binds.
+// slots returns the endpoints in the frontend's slots, and the endpoints in the slots for clients that policy Local binds.
 func (p *plan) slots() (all, local []model.Endpoint) {
 	if p == nil {
 		return nil, nil
@@ -73,7 +73,7 @@ func (p *plan) slots() (all, local []model.Endpoint) {
 	return p.endpoints(p.list), local
 }
 
-// chains returns the chain for the frontend's clients, and the one for those that policy Local does not bind.
+// chains returns the chain for the frontend's clients, and the chain for clients that policy Local does not bind.
 func (p *plan) chains(config *Config) (first, shortCircuit endpointChain) {
 	if p == nil || p.kind == kindNone {
 		return first, shortCircuit
@@ -103,7 +103,7 @@ type portPlans struct {
 	comment string
 	// affinityName is empty without session affinity.
 	affinityName string
-	// plans has kindNone and nothing unserved for a rank of which the Service port has no frontends.
+	// plans has, for a rank without frontends, a plan with kindNone and unservedNothing.
 	plans [ranks]plan
 }
 

@@ -55,7 +55,7 @@ type Frontend struct {
 	// without any endpoint; and for a ClusterIP with endpoints, because its rules are the same under both policies.
 	Policy string
 	// Chain is the chain to which new connections go, such as "cluster-3"; empty for none. ShortCircuit is, under policy
-	// Local, the one for new connections of the cluster's own clients and the node.
+	// Local, the chain for new connections of the cluster's own clients and the node.
 	Chain, ShortCircuit string
 	// Masquerade says that the frontend is external with policy Cluster, and all its clients are masqueraded. It does not
 	// tell whether those of a ClusterIP are. With direct return, clients outside the cluster are not.
@@ -184,8 +184,8 @@ type foundFrontend struct {
 	all, local slots
 }
 
-// slots are the endpoints that were found for a chain which draws from so many. Elements of another program may have any
-// slot, and a chain of another program any number in its name.
+// slots are the endpoints that were found for a chain that selects one of drawn slots. Elements of another program may have
+// any slot, and a chain of another program any number in its name.
 type slots struct {
 	drawn int
 	found []slot
@@ -400,8 +400,8 @@ func nodePortIPs(t *nft.Table) (ips []netip.Addr) {
 	return ips
 }
 
-// NodePortPrefixes returns the prefixes in which those of the node's own addresses are on which node ports answer. Of tables of
-// kube-proxy's nftables mode they are single addresses.
+// NodePortPrefixes returns the prefixes that contain the addresses of the node on which node ports answer. For tables of
+// kube-proxy's nftables mode, each prefix is a single address.
 func NodePortPrefixes(t *nft.Table) (prefixes []netip.Prefix) {
 	set := t.Set(kubeProxyNodePortIPs)
 	if set == nil {

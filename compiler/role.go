@@ -13,7 +13,7 @@ type Role uint8
 
 // The roles.
 const (
-	// RoleOther is a chain that only leads to others, or that the compiler did not make.
+	// RoleOther is a chain that only jumps to others, or that the compiler did not make.
 	RoleOther Role = iota
 	// RoleFirewall drops clients that loadBalancerSourceRanges does not include.
 	RoleFirewall
@@ -24,7 +24,7 @@ const (
 	// RoleMarkUnlessLocal marks clients that are not the cluster's own, so that they are masqueraded.
 	RoleMarkUnlessLocal
 	// RoleShortCircuit sends clients of the cluster and the node, which policy Local does not bind, to all endpoints, and
-	// marks those of the node.
+	// marks the node's connections.
 	RoleShortCircuit
 	// RoleServeCluster sends clients of a ClusterIP to an endpoint. Its first rule may do what RoleMarkUnlessLocal does.
 	RoleServeCluster
@@ -40,7 +40,7 @@ const (
 	// RoleDirectForward sends packets of external frontends with direct return to the node of their endpoint.
 	RoleDirectForward
 	// RoleKnownLocal sends known clients of an external frontend with policy Local to their endpoint. Like
-	// RoleShortCircuit, it marks those of the node.
+	// RoleShortCircuit, it marks the node's connections.
 	RoleKnownLocal
 )
 

@@ -10,8 +10,8 @@ import (
 // replaced.
 const TemporaryName = TableName + "-stand-in"
 
-// TemporaryTables returns one table for each IP family. It serves the same Services as Tables while those are replaced.
-// It has the chains that translate, with priorities after those of Tables, so that they translate only packets that no
+// TemporaryTables returns one table for each IP family. It serves the same Services as Tables while Tables are
+// replaced. It has the chains that translate, with priorities after the chains of Tables, so that they translate only packets that no
 // other table has translated. It also has the chains that guard load balancer addresses.
 func (c *Compiler) TemporaryTables() (tables []*nft.Table) {
 	for _, table := range c.Tables() {

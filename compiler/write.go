@@ -10,11 +10,11 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// The functions here are the only writers of elements, but for the moves of endpointChains. Each brings the draft from one
-// state of a frontend or of a Service port to another one, and writes nothing that both have.
+// The functions here are the only writers of elements, except for the moves of endpointChains. Each brings the draft from one
+// state of a frontend or of a Service port to another state, and writes only the difference.
 //
-// None of them asks the draft what it holds. They compare two plans, because plans are small and do not change: an
-// element of an old plan has the same key, verdict and set whenever it is worked out again. So a change of one endpoint
+// They do not read the draft. They compare two plans, because plans are small and do not change: an
+// element of an old plan has the same key, verdict and set whenever it is computed again. So a change of one endpoint
 // of 5,000 compares 5,000 addresses, and makes the key of one element. Two things do not follow from the plan of a
 // frontend alone, and are settled when all plans are written: putExceptions, and the addresses that ports share.
 
@@ -36,7 +36,7 @@ func (f *family) decision(kind elementKind, p *plan) (d decision) {
 	return d
 }
 
-// writeDecisions writes the elements that say where packets of a touched frontend go, and those that count them.
+// writeDecisions writes the elements that say where packets of a touched frontend go, and the elements that count them.
 func (f *family) writeDecisions(s *frontendState) {
 	want := s.plan()
 	var key nft.Data // the same for all kinds
@@ -110,7 +110,7 @@ func (f *family) writeSlots(set *nft.Set, fe frontend, have, want []model.Endpoi
 }
 
 // putExceptions settles which external addresses without affinity have a recorderElement. The rules that look for a
-// recorder find a node port by its number alone, whatever the address was. So an external address with the number of a
+// recorder find a node port by its number alone, for any address. So an external address with the number of a
 // node port needs an element that ends the search, while the node port has affinity. If a node port got or lost
 // affinity, this concerns frontends that were not touched. Nearly always there is no such node port.
 func (f *family) putExceptions(touched []*frontendState) {
@@ -240,9 +240,9 @@ func (a *sharedAddresses) serviceComment(p *model.ServicePort) string {
 	return nft.TruncateComment(p.ID.Namespace + "/" + p.ID.Service)
 }
 
-// appendHairpins appends the endpoints whose own packets this node may send back to them without masquerading them for
-// another reason: those of this node; and all under policy Local, because pods of other nodes can dial a node port here.
-// They are sorted, and each comes once.
+// appendHairpins appends the endpoints to which this node may send their own packets back, if it masquerades them for no
+// other reason: the endpoints of this node; and under policy Local all endpoints, because pods of other nodes can dial a
+// node port here. The result is sorted, without duplicates.
 func appendHairpins(to []netip.Addr, p *model.ServicePort) []netip.Addr {
 	if p == nil {
 		return to

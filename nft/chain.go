@@ -49,7 +49,7 @@ const (
 	HookOutput      Hook = "output"
 	HookPostrouting Hook = "postrouting"
 
-	// HookIngress and HookEgress are those of family netdev. Family inet has ingress too.
+	// HookIngress and HookEgress are hooks of family netdev. Family inet has ingress too.
 	HookIngress Hook = "ingress"
 	HookEgress  Hook = "egress"
 )

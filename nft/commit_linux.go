@@ -17,13 +17,13 @@ type CommitStats struct {
 	// Messages and Bytes count the netlink messages of the batch, without its begin and end.
 	Messages, Bytes int
 	// Elements counts the elements that were added and deleted, and Chains the steps that added, emptied or deleted
-	// a chain, without those that were deleted with their table.
+	// a chain. Chains that were deleted with their table do not count.
 	Elements, Chains int
 	// Encode is the time spent building the batch. Kernel is the time from sending it until it was carried out.
 	Encode, Kernel time.Duration
 	// Unchanged says that the kernel found nothing to change, and did not raise the ruleset's generation. It stays
 	// false for a transaction that begins with a deletion, on kernels before 5.10, and until a commit of this Conn,
-	// such as those of Probe, has shown that the kernel tells.
+	// such as a commit of Probe, has shown that the kernel reports it.
 	Unchanged bool
 }
 
@@ -122,8 +122,8 @@ func (s *socket) newBatch(messages []message, generation uint32) *batch {
 			b.asks = true
 		}
 		if i == len(messages)-1 {
-			// The kernel answers refused messages, and those that ask for an answer. It answers in their order, so the
-			// answer to the last message ends all answers.
+			// The kernel answers refused messages, and messages that request an answer. It answers in the order of the
+			// messages, so the answer to the last message ends all answers.
 			m.Header.Flags |= netlink.Acknowledge
 		}
 		b.parts.add(s, &m)

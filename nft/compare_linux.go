@@ -34,7 +34,7 @@ type CompareOptions struct {
 // them. After any other change of the wanted table, Guard must return an error without running the work.
 //
 // With ThroughCommits, commits to other tables do not disturb Compare, and a change after the listing has a
-// generation of its own, which the caller hears of. If there is a difference, Compare returns it together with
+// generation of its own, for which the caller is notified. If there is a difference, Compare returns it together with
 // ErrGenerationMoved.
 //
 // Compare ends with ctx's error as soon as ctx is done, and with ErrGenerationMoved as soon as somebody commits
@@ -152,7 +152,7 @@ func (c *comparison) compareListing(e *elementComparison, have *Set) error {
 		return err
 	}
 	if len(missing) > maxAsked {
-		// Either somebody emptied the set, or the listing was cut short. The kernel's count tells which.
+		// Either another program emptied the set, or the listing was cut short. The kernel's count decides.
 		if err := have.complete(e.seen.len()); err != nil {
 			return err
 		}
@@ -199,7 +199,7 @@ type elementComparison struct {
 	set *Set
 	// seen holds the keys that were listed, without the catch-all; nil for a Dynamic set.
 	seen *seenKeys
-	// found counts those of them that are wanted, with whatever value.
+	// found counts the listed keys that are wanted, with any value.
 	found       int
 	catchAll    bool
 	gone, added []Element

@@ -216,8 +216,7 @@ func (r reply) handle(each func(reply) error) error {
 	return nil
 }
 
-// errInterrupted ends a listing that was read to its end, but of which the kernel says that somebody committed
-// meanwhile.
+// errInterrupted ends a listing that was read to its end, if the kernel reports a concurrent commit.
 var errInterrupted = &kernelError{errno: unix.EINTR}
 
 func (c *Conn) ask(ctx context.Context, q query, each func(reply) error) error {
@@ -232,8 +231,8 @@ func withPrivilege(err error) error {
 	return err
 }
 
-// Generation returns the number of the ruleset, which the kernel raises with every commit to the network namespace,
-// whoever makes it.
+// Generation returns the number of the ruleset, which the kernel raises with every commit of any program to
+// the network namespace.
 func (c *Conn) Generation(ctx context.Context) (uint32, error) {
 	var e Event
 	err := c.ask(ctx, query{typ: unix.NFT_MSG_GETGEN}, func(r reply) error { return e.decodeGeneration(r.Data) })

@@ -61,7 +61,7 @@ func Remove(family Family, name string) Transaction {
 	return Transaction{Steps: []Step{{Op: DestroyTable, Table: &Table{Family: family, Name: name}}}}
 }
 
-// becomes reports whether the table's flags are those of want, or can become so: an orphan can be taken over.
+// becomes reports whether the table has the flags of want, or can get them: an orphan can be taken over.
 func (t *Table) becomes(want *Table) bool {
 	if t.orphan() && want.Persist && want.Owner {
 		return t.Dormant == want.Dormant
@@ -69,7 +69,7 @@ func (t *Table) becomes(want *Table) bool {
 	return t.flags() == want.flags()
 }
 
-// becomes reports whether the sets and chains can be turned into those of want step by step.
+// becomes reports whether the sets and chains can be turned into the sets and chains of want step by step.
 func (i index) becomes(want *Table) bool {
 	for _, w := range want.Sets {
 		if h := i.sets[w.Name]; h != nil && !h.sameType(w) && !h.resizable(w) {
@@ -167,7 +167,7 @@ func (d *delta) compareChains(have, want index) {
 	}
 }
 
-// compareElements compares all elements. Of a Dynamic set it compares the catch-all only, which packets cannot add.
+// compareElements compares all elements of a set, but only the catch-all of a Dynamic set, which packets cannot add.
 func (d *delta) compareElements(have, want *Set) {
 	if have == nil {
 		have = &Set{}

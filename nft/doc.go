@@ -6,15 +6,15 @@
 //
 //   - Diff returns the Transaction from one Table to another.
 //   - Conn.Commit commits a Transaction, whole or not at all.
-//   - A Draft is a Table that knows what changed since its last commit. So the Transaction for a small change costs as
+//   - A Draft is a Table that records its changes since the last commit. So the Transaction for a small change costs as
 //     little as the change.
 //   - Conn.Compare returns the Transaction that repairs a table. It compares while the kernel lists, and copies
 //     nothing.
-//   - Conn.Generation tells whether anybody has committed. A Monitor tells who did, and what, at a price for everybody on
-//     the machine.
+//   - Conn.Generation shows whether any program has committed. A Monitor reports who committed what, at a price for all
+//     programs on the machine.
 //   - Package nfttest has nf_tables in memory, for tests without privileges.
 //
-// A Conn does one thing after another. Calls that take long, such as Compare, belong on a connection of their own: see
+// A Conn runs one call after another. Use a connection of its own for a call that takes long, such as Compare: see
 // Conn.Another.
 //
 // The package covers the part of nftables that a service proxy and its neighbours need; the README says which.

@@ -70,8 +70,8 @@ func (d *Draft) AddSet(s *Set) *Set {
 	return s
 }
 
-// PutSet adds a set that, unlike those of AddSet, may come and go between commits, or replaces the one with its
-// name. Call it with a set without elements, then Put those. A Dynamic set that is replaced by one of the same type
+// PutSet adds a set, or replaces the set with its name. Unlike a set of AddSet, the set may come and go between commits.
+// Call PutSet with a set without elements, then Put the elements. A Dynamic set that is replaced by one of the same type
 // keeps the elements that packets added. Any other set that is removed and comes back before the next commit must be
 // the same object.
 func (d *Draft) PutSet(s *Set) {
@@ -154,7 +154,7 @@ func (d *Draft) header() *Table {
 	return &Table{Family: d.family, Name: d.name, Comment: d.comment, Owner: d.owned, Persist: d.owned}
 }
 
-// allSets returns the sets of AddSet, then those of PutSet by name, the Dynamic ones last. The kernel searches sets in
+// allSets returns the sets of AddSet, then the sets of PutSet by name, Dynamic sets last. The kernel searches sets in
 // a list, in the order in which they were added, and there can be many Dynamic ones.
 func (d *Draft) allSets() []*Set {
 	coming := slices.SortedFunc(maps.Values(d.coming.now), func(a, b *Set) int {
@@ -196,7 +196,7 @@ func (d *Draft) Transaction() Transaction {
 	return delta.transaction()
 }
 
-// changedSets returns the sets of AddSet, then those of PutSet that had elements put or removed, by name.
+// changedSets returns the sets of AddSet, then the sets of PutSet that had elements put or removed, by name.
 func (d *Draft) changedSets() []*Set {
 	var changed []*Set
 	for s := range d.elementsBefore {
@@ -224,7 +224,7 @@ func (d *Draft) elementChanges(s *Set) (gone, added []Element) {
 	return gone, added
 }
 
-// Committed tells the draft that the kernel now holds it as it is. Call it after each successful commit of its
+// Committed notes that the kernel now holds the draft as it is. Call it after each successful commit of its
 // Transaction, before the next change.
 func (d *Draft) Committed() {
 	d.committed = true
@@ -236,7 +236,7 @@ func (d *Draft) Committed() {
 // HasCommitted reports whether Committed was called, and Invalidate was not called since.
 func (d *Draft) HasCommitted() bool { return d.committed }
 
-// Invalidate tells the draft that the kernel's table is no longer known. The next Transaction replaces it.
+// Invalidate notes that the kernel's table is no longer known. The next Transaction replaces it.
 func (d *Draft) Invalidate() {
 	d.Committed()
 	d.committed = false

@@ -21,7 +21,7 @@ type message struct {
 // encode returns the transaction's messages, without the batch's begin and end, for any kernel.
 func (tx *Transaction) encode() ([]message, error) { return tx.encodeFor(false) }
 
-// encodeFor encodes for kernels that can destroy tables, or for those that cannot. Its errors are ErrInvalid.
+// encodeFor encodes for kernels that can destroy tables, or for kernels that cannot. Its errors are ErrInvalid.
 func (tx *Transaction) encodeFor(canDestroy bool) ([]message, error) {
 	e := encoder{parts: []*encoded{{}}, setIDs: map[*Set]uint32{}, canDestroy: canDestroy}
 	var refused error

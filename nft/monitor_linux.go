@@ -64,12 +64,12 @@ func (e Event) Who() string {
 	return fmt.Sprintf("%s (pid %d)", e.Process, e.PID)
 }
 
-// Monitor receives the kernel's description of each commit to the nf_tables of one network namespace, whoever makes it.
+// Monitor receives the kernel's description of each commit to the nf_tables of one network namespace, by any program.
 //
-// While a Monitor is open, in whichever network namespace, the kernel describes every element of every commit in all of
-// them, in 8 KB of its memory each until the commit ends: whether a group has members is a question to the
-// machine, not to the namespace. So commits of everybody on the machine take longer (docs/measurements.md). A program
-// that only has to know that another program has committed polls Conn.Generation.
+// While a Monitor is open in any network namespace, the kernel describes every element of every commit in all network
+// namespaces, because it checks for members of the multicast group machine-wide. Each description takes 8 KB of the
+// kernel's memory until the commit ends. So commits of all programs on the machine take longer (docs/measurements.md). A
+// program that only has to notice commits polls Conn.Generation.
 //
 // Families other than ip and ip6 have no event but the end of the commit.
 type Monitor struct {

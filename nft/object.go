@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Object is a stateful object or a flowtable. This package does not make any; it deletes those that another program put
+// Object is a stateful object or a flowtable. This package makes none; it deletes objects that another program put
 // into a table.
 type Object struct {
 	// Kind is nft's word for it, such as "counter" or "flowtable"; "object-N" for a kind of the kernel's that nft 1.0.6

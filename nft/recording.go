@@ -12,8 +12,8 @@ import (
 )
 
 // Recording holds the netlink messages that describe one table, as a kernel listed it or would be told to add it. It
-// outlasts the kernel: Table reads it anywhere on a machine with the same byte order. What this version of the package
-// reads as Unknown stays in it for later ones.
+// outlasts the kernel: Table reads it anywhere on a machine with the same byte order. Statements that this version of the
+// package reads as Unknown stay in the recording for later versions.
 type Recording []byte
 
 // Record returns the messages that would add the table, with all elements of its sets.

@@ -67,7 +67,7 @@ func (s *Set) checkType() error {
 	return nil
 }
 
-// encodeDescription tells the kernel the size of a set, if it has one, and for ranges the lengths of the key's fields.
+// encodeDescription encodes the size of a set, if it has one, and for ranges the lengths of the key's fields.
 func encodeDescription(a *netlinkattr.List, set *Set) {
 	size := set.Size
 	if set.Dynamic && size == DefaultSize {
@@ -142,7 +142,7 @@ func decodeSet(data []byte) (*Set, error) {
 
 // fieldLengths decodes the lengths of a concatenation's fields.
 func fieldLengths(concat []byte) (lengths []int) {
-	// What does not decode is left out: then no key is in a range.
+	// A field that does not decode is left out: then no key is in a range.
 	_ = netlinkattr.Each(concat, func(_ uint16, field []byte) error {
 		var n uint32
 		if err := netlinkattr.Each(field, variables{netlinkattr.SetFieldLen: &n}.Take); err != nil {

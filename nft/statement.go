@@ -71,10 +71,10 @@ type Update struct {
 	Key, Data Concat
 	// Timeout is in whole milliseconds.
 	Timeout time.Duration
-	// Add leaves the timeout of an element alone that is there: "add" in place of "update".
+	// Add keeps the timeout of an existing element: "add" in place of "update".
 	Add bool
-	// With has the names of expressions in each element, such as "limit". The rule ends if one of them does not match. A rule
-	// with them cannot be committed.
+	// With has the names of expressions in each element, such as "limit". The rule ends if such an expression does not match.
+	// A rule with such expressions cannot be committed.
 	With string
 }
 

@@ -23,11 +23,11 @@ type Table struct {
 	Dormant bool
 	// Comment is shown by nft; at most 127 bytes. Kernel 5.10 and later.
 	Comment string
-	// Owner makes the table belong to the Conn that commits it. As long as that Conn is open, the kernel refuses
-	// everybody else's changes (ErrTableOwned), and `nft flush ruleset` skips it. Kernel 5.12 and later.
+	// Owner makes the table belong to the Conn that commits it. While the Conn is open, the kernel refuses
+	// all other changes (ErrTableOwned), and `nft flush ruleset` skips the table. Kernel 5.12 and later.
 	Owner bool
-	// Persist makes the kernel keep the table when its owner closes: as an orphan, which anybody can change, and
-	// which belongs to whoever commits it with Owner and Persist. Without it, the table goes with its owner. Kernel
+	// Persist makes the kernel keep the table when its owner closes: as an orphan, which any program can change
+	// or take over, by committing it with Owner and Persist. Without it, the table goes with its owner. Kernel
 	// 6.9 and later: see FeaturePersist. nft 1.0.6 lists `flags owner` for both flags, and nothing for an orphan.
 	Persist bool
 	// Kernel has what only the kernel knows of a table that was read; nil in a wanted table.
@@ -36,16 +36,16 @@ type Table struct {
 
 // KernelTable holds the attributes that only a table of the kernel has, not a wanted one.
 type KernelTable struct {
-	// OwnerPort is the netlink port id of the table's owner; 0 for none. Mostly that is the process id.
+	// OwnerPort is the netlink port id of the table's owner; 0 for none. Mostly it is the process id.
 	OwnerPort uint32
 	// Objects are the stateful objects and flowtables that another program put into the table.
 	Objects []Object
 	// Handles are the handles of the rules, in their order, by the name of the chain. A Step with DeleteRule takes one.
 	Handles map[string][]uint64
-	// Devices are the names of the devices that a base chain belongs to, by the name of the chain: those of family netdev,
-	// and of the hook ingress of family inet. A name that ends in * stands for all that begin so.
+	// Devices are the names of the devices that a base chain belongs to, by the name of the chain: chains of family
+	// netdev, and of the hook ingress of family inet. A name that ends in * stands for all names with this prefix.
 	Devices map[string][]string
-	// Other says that another program wrote the table: that ReadOthers read it.
+	// Other says that another program wrote the table, and ReadOthers read it.
 	Other bool
 	// LeftOut says why ReadOthers left the table's contents out; empty if it did not.
 	LeftOut string

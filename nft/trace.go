@@ -16,7 +16,7 @@ type Limit struct {
 	// Of is the unit of a rate that does not count packets per second, such as "bytes/hour"; empty otherwise. A rule with a unit
 	// cannot be committed.
 	Of string
-	// Over makes the statement hold for what is beyond the rate.
+	// Over makes the statement hold for packets beyond the rate.
 	Over bool
 }
 

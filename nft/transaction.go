@@ -12,8 +12,8 @@ import (
 type Transaction struct {
 	// Steps are carried out in this order.
 	Steps []Step
-	// Generation, if not 0, is the one that the ruleset must have: see Conn.Generation. If somebody has committed
-	// since, Conn.Commit changes nothing and returns ErrGenerationMoved.
+	// Generation, if not 0, is the generation that the ruleset must have: see Conn.Generation. If another program has
+	// committed since, Conn.Commit changes nothing and returns ErrGenerationMoved.
 	Generation uint32
 }
 
@@ -26,15 +26,15 @@ type Step struct {
 	Table *Table
 	// Set is the set of a step on sets or elements. AddSet adds it without elements.
 	Set *Set
-	// Elements are those that AddElements adds and DeleteElements deletes. For DeleteElements only keys count.
+	// Elements are the elements that AddElements adds or DeleteElements deletes. For DeleteElements only keys count.
 	Elements []Element
 	// All makes AddElements add all elements that Set has when the step is encoded or printed, instead of Elements.
 	All bool
 	// Chain is the chain of a step on chains or rules. AddChain adds it without rules, AddRules adds its rules.
 	Chain *Chain
-	// Handle is the one of the rule that DeleteRule deletes: see KernelTable.
+	// Handle is the handle of the rule that DeleteRule deletes: see KernelTable.
 	Handle uint64
-	// Object is the one that DeleteObject deletes.
+	// Object is the object that DeleteObject deletes.
 	Object Object
 }
 

@@ -16,8 +16,8 @@ import (
 )
 
 // When an endpoint goes, its clients must be deleted from the maps of session affinity, which packets
-// fill. A Sync deletes those that it can read in a fixed time. Right after it, the affinity
-// reconciler deletes the others, and later clients.
+// fill. A Sync deletes the clients that it can read in a fixed time. Right after the Sync, the
+// affinity reconciler deletes the others, and later clients.
 
 const (
 	// affinityReadTime bounds how long a Sync reads maps of clients.
@@ -26,7 +26,7 @@ const (
 	affinitySyncElements = 8192
 	// affinityCopyTime bounds how long a Sync reads maps to copy clients, after a change of a Service's traffic policy.
 	affinityCopyTime = 250 * time.Millisecond
-	// A Sync deletes no element that is aboutToExpire: the kernel refuses the whole transaction if one is gone.
+	// A Sync deletes no element that is aboutToExpire: if an element is gone, the kernel refuses the whole transaction.
 	aboutToExpire = 5 * time.Second
 	// affinityKeepTime bounds how long clients are read out of tables that are about to be replaced.
 	affinityKeepTime = time.Second
@@ -36,7 +36,7 @@ const (
 
 // changes returns the steps for affinity maps in the transaction of a Sync: it deletes clients of endpoints that
 // went, and copies clients whose frontends use another map now. If reading takes too long or fails, it returns a part
-// of them, and the reconciler does the rest.
+// of the steps, and the reconciler does the rest.
 func (r *affinityReconciler) changes(parent context.Context) nft.Transaction {
 	affinity := r.backend.compiler.Affinity()
 	ctx, cancel := context.WithTimeout(parent, affinityReadTime)
@@ -60,7 +60,7 @@ func (r *affinityReconciler) changes(parent context.Context) nft.Transaction {
 	return tx
 }
 
-// copies returns the steps that copy the clients of one move, without those that the other map has already.
+// copies returns the steps that copy the clients of one move, without the clients that the other map has already.
 func (r *affinityReconciler) copies(ctx context.Context, move compiler.AffinityMove) (tx nft.Transaction, err error) {
 	from, err := readAffinity(ctx, r.backend.reader, move.From)
 	if err != nil {
@@ -101,7 +101,7 @@ func changeClients(op nft.StepOp, m compiler.AffinityMap, elements []nft.Element
 	return tx
 }
 
-// readAffinity reads the clients of the kernel's map. That may take long, so conn must not be the one that commits.
+// readAffinity reads the clients of the kernel's map. This may take long, so conn must not be the connection that commits.
 func readAffinity(ctx context.Context, conn *nft.Conn, m compiler.AffinityMap) (clients []nft.Element, err error) {
 	return readSet(ctx, conn, m.Table.Family, m.Table.Name, m.Set)
 }
@@ -130,9 +130,10 @@ func (c clients) add(m compiler.AffinityMap, e nft.Element) {
 	}
 }
 
-// kept returns the steps that copy the clients of tables that are about to be replaced into the new ones. If maps are
-// gone, or another program's, it takes clients with a connection in conntrack: once the new tables are there, packets
-// of such a client could choose another endpoint first. If that takes too long, the reconciler adds the others.
+// kept returns the steps that copy the clients of tables that are about to be replaced into the new tables. If maps are
+// gone, or are another program's, it restores clients that have a connection in conntrack: once the new tables are there,
+// packets of such a client could choose another endpoint first. If the listing takes too long, the reconciler adds the
+// other clients.
 func (r *affinityReconciler) kept(parent context.Context) (tx nft.Transaction) {
 	ctx, cancel := context.WithTimeout(parent, affinityKeepTime)
 	defer cancel()

@@ -17,7 +17,7 @@ import (
 const (
 	// affinityBatch bounds the clients that one transaction changes. A Sync waits for one such transaction at most.
 	affinityBatch = 500
-	// affinityAttempts bounds the tries of a change of a map whose elements expire or appear at the same time.
+	// affinityAttempts bounds the tries of a change of a map whose elements expire or appear concurrently.
 	affinityAttempts = 5
 	// lateDelay is longer than a packet needs from the rule that chooses an endpoint to the rule that records it.
 	lateDelay = time.Second
@@ -166,7 +166,7 @@ func (r *affinityReconciler) change(ctx context.Context, m compiler.AffinityMap,
 	}
 }
 
-// commit changes the elements in many small transactions. One that is refused does not stop the others. If the kernel
+// commit changes the elements in many small transactions. A refused transaction does not stop the others. If the kernel
 // refuses to delete, because an element is gone already, it deletes each half by itself.
 func (r *affinityReconciler) commit(ctx context.Context, m compiler.AffinityMap, op nft.StepOp, elements []nft.Element) error {
 	if len(elements) <= affinityBatch {
@@ -182,7 +182,7 @@ func (r *affinityReconciler) commit(ctx context.Context, m compiler.AffinityMap,
 	return errors.Join(r.commit(ctx, m, op, elements[:half]), r.commit(ctx, m, op, elements[half:]))
 }
 
-// commitOnce commits the elements in one transaction, without those that a Sync has made wrong.
+// commitOnce commits the elements in one transaction, without elements that a Sync has made wrong.
 func (r *affinityReconciler) commitOnce(ctx context.Context, m compiler.AffinityMap, op nft.StepOp, elements []nft.Element) error {
 	r.lock.Lock()
 	defer r.lock.Unlock()

@@ -42,7 +42,7 @@ type Backend struct {
 	flows *conntrack.Cleaner
 	// hookTime is the constant of this name; tests change it.
 	hookTime time.Duration
-	// refillFrom, too.
+	// refillFrom is the constant of this name; tests change it.
 	refillFrom int
 
 	// mu guards the fields below.
@@ -73,8 +73,8 @@ type Hooks struct {
 	OnDiverged func(bool)
 	// OnRepair is called after the tables were repaired: after an external change, or after a failed commit.
 	OnRepair func()
-	// OnContested is called in each Sync with the addresses that several Service ports claim: those that are new or have other
-	// claimants than before, and the number of all.
+	// OnContested is called in each Sync with the addresses that several Service ports claim: addresses that are new or have
+	// other claimants than before, and the number of all.
 	OnContested func(news []compiler.Conflict, all int)
 	// OnApplied is called in each Sync with the compiler that has taken the changes, before their commit. Every ten seconds it
 	// is called with nil for the changes. It may limit what the compiler's rules do (Compiler.LimitForwarding).
@@ -111,7 +111,7 @@ func NewBackend(conn *nft.Conn, config compiler.Config, hooks Hooks) (*Backend, 
 // later. The rules stay in the kernel.
 func (b *Backend) Close() error { return b.reader.Close() }
 
-// RemoveStaleFlows makes the backend tell c about Syncs. After a Sync that concerns UDP frontends, c searches for stale
+// RemoveStaleFlows makes the backend notify c of Syncs. After a Sync that concerns UDP frontends, c searches for stale
 // flows; after the first Sync and after a repair, also for connections that began without rules. Call RemoveStaleFlows
 // before the first Sync.
 func (b *Backend) RemoveStaleFlows(c *conntrack.Cleaner) { b.flows = c }
@@ -129,8 +129,8 @@ const maxNamed = 10
 // error. The kernel's tables are then as before, unless the outcome of a commit is unknown. The next Sync includes
 // these changes.
 //
-// Clients of session affinity and UDP flows may have to be removed after the commit. Watch and the conntrack.Cleaner do
-// that, so that no Sync waits for it.
+// Clients of session affinity and UDP flows may have to be removed after the commit. Watch and the conntrack.Cleaner
+// remove them, so that no Sync waits.
 func (b *Backend) Sync(ctx context.Context, changes *model.Changes) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -191,7 +191,7 @@ func (b *Backend) update(ctx context.Context, logger klog.Logger) error {
 }
 
 // commitWithAffinity commits a transaction together with the changes to affinity maps that follow from it. Packets
-// change those maps too, so the kernel may refuse the whole. Then it commits the transaction alone.
+// change the affinity maps too, so the kernel may refuse the whole. Then it commits the transaction alone.
 func (b *Backend) commitWithAffinity(ctx context.Context, tx nft.Transaction) error {
 	changes := b.affinity.changes(ctx)
 	err := b.commitWanted(ctx, nft.Transaction{Steps: slices.Concat(tx.Steps, changes.Steps)})
@@ -235,7 +235,7 @@ func notSent(ctx context.Context, err error) bool {
 	return ctx.Err() != nil && errors.Is(err, ctx.Err())
 }
 
-// repaired tells others that the tables were not as wanted, and now are.
+// repaired notifies others that the tables were not as wanted, and now are.
 func (b *Backend) repaired() {
 	if b.flows != nil {
 		b.flows.Gap(b.hasEndpoints)

@@ -13,8 +13,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// reconcile reads the kernel's tables, whoever wrote them, and commits the difference with the wanted ones. It replaces
-// them whole only if it must: meanwhile a packet that runs through the old rules may find their maps empty.
+// reconcile reads the kernel's tables, of this program or another, and commits the difference with the wanted tables. It
+// replaces them whole only if it must: meanwhile a packet that runs through the old rules may find their maps empty.
 func (b *Backend) reconcile(ctx context.Context, logger klog.Logger) error {
 	err := b.readAndCommit(ctx, logger)
 	if err == nil {
@@ -30,7 +30,7 @@ func (b *Backend) reconcile(ctx context.Context, logger klog.Logger) error {
 const differenceAttempts = 10
 
 // readAndCommit does the work of reconcile but for the temporary tables. A reason to replace the tables may be chance: a lack of
-// memory, or commits of others while it read. Then it reads again, and believes it the second time.
+// memory, or concurrent commits of others. So it reads again, and believes the reason the second time.
 func (b *Backend) readAndCommit(ctx context.Context, logger klog.Logger) error {
 	first := b.state == stateNew
 	reason, doubted := "", false
@@ -104,10 +104,10 @@ func (b *Backend) difference(ctx context.Context) (tx nft.Transaction, certain b
 }
 
 // refillFrom is the number of elements from which on a map of endpoints is refilled, because the kernel takes longer to
-// list it: from 25,000 to 50,000 (nft's BenchmarkRefill). Addresses that no Service has any more are found in other sets.
+// list it: from 25,000 to 50,000 (nft's BenchmarkRefill). Other sets show which addresses no Service has any more.
 const refillFrom = 50_000
 
-// compare compares the kernel's tables with the wanted ones. A difference is not certain if others commit meanwhile.
+// compare compares the kernel's tables with the wanted ones. A difference is not certain if others commit concurrently.
 func compare(ctx context.Context, conn *nft.Conn, wanted []*nft.Table, options nft.CompareOptions) (tx nft.Transaction, certain bool, err error) {
 	certain, options.ThroughCommits = true, true
 	for _, want := range wanted {
@@ -220,7 +220,7 @@ func (b *Backend) restore(ctx context.Context) (done func()) {
 	return cancel
 }
 
-// removeTemporary removes the temporary tables, also those of an earlier process that ended too soon.
+// removeTemporary removes the temporary tables, also if an earlier process left them.
 func (b *Backend) removeTemporary(ctx context.Context) error {
 	tx, err := removal(ctx, b.conn, compiler.TemporaryNameFor(b.serviceProxyName))
 	if err != nil {

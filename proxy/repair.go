@@ -44,7 +44,7 @@ func newRepairer(b *Backend) *repairer {
 	return &repairer{backend: b, interval: CheckInterval, conflict: newRepairConflict(), retry: newBackOff(firstRetryDelay)}
 }
 
-// Check compares the kernel's tables with the wanted ones, if another program has committed since the last time, and
+// Check compares the kernel's tables with the wanted tables, if another program has committed since the last check, and
 // commits the difference. It reports whether it repaired them. Other tables do not matter. Syncs can run while the
 // kernel lists the tables.
 func (b *Backend) Check(ctx context.Context) (repaired bool, err error) {

@@ -21,8 +21,8 @@ func Present(ctx context.Context, conn *nft.Conn, serviceProxyName string) ([]st
 	return tables, err
 }
 
-// HasServices reports whether the tables hold Services of so many addresses, whoever made them: this proxy, or kube-proxy
-// in its nftables mode. Both have each ClusterIP in a set.
+// HasServices reports whether the tables hold Services of at least so many addresses. The tables are this proxy's, or
+// kube-proxy's in its nftables mode. Both have each ClusterIP in a set.
 func HasServices(ctx context.Context, conn *nft.Conn, addresses int) (bool, error) {
 	return hasAddresses(ctx, conn, addresses, compiler.ClusterIPs)
 }
@@ -57,8 +57,8 @@ func hasAddresses(ctx context.Context, conn *nft.Conn, enough int, sets ...strin
 	return false, nil
 }
 
-// Cleanup removes the tables of both families and the temporary ones in one transaction, whoever made them: those of
-// the proxy with a service-proxy-name, "" for the proxy without one. It succeeds if there are none.
+// Cleanup removes, in one transaction, the tables of both families and the temporary tables that a proxy with this
+// service-proxy-name ("" for none) or another program with these names made. It succeeds if there are none.
 func Cleanup(ctx context.Context, conn *nft.Conn, serviceProxyName string) error {
 	tx, err := removal(ctx, conn, compiler.TableNameFor(serviceProxyName), compiler.TemporaryNameFor(serviceProxyName))
 	if err != nil {

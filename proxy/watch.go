@@ -30,7 +30,7 @@ func newBackOff(first time.Duration) *backoff.ExponentialBackOff {
 }
 
 // Watch checks the tables whenever another program has committed, and repairs them, until ctx ends. It adds a missing table
-// at once. To find changes inside the tables, it compares both with the wanted ones, for at most a twentieth of the time
+// at once. To find changes inside the tables, it compares both with the wanted tables, for at most a twentieth of the time
 // if a comparison takes less than three seconds. It also runs the reconciler of session affinity.
 func (b *Backend) Watch(ctx context.Context) {
 	var group sync.WaitGroup
@@ -56,8 +56,8 @@ func retry(ctx context.Context, what string, do func(context.Context) error) {
 	}
 }
 
-// run asks for the generation number until ctx ends, and checks the tables when it has changed. It returns an error if it
-// cannot ask. It asks over a connection of its own, so that no Sync waits for it.
+// run polls the generation number until ctx ends, and checks the tables when the number has changed. It returns an error if
+// it cannot poll. It polls over a connection of its own, so that no Sync waits.
 func (r *repairer) run(ctx context.Context) error {
 	conn, err := r.backend.conn.Another()
 	if err != nil {
@@ -83,7 +83,7 @@ func (r *repairer) run(ctx context.Context) error {
 	}
 }
 
-// next makes the next check, and decides when the one after it may compare the tables. It sleeps if the check fails.
+// next makes the next check, and decides when the check after it may compare the tables. It sleeps if the check fails.
 func (r *repairer) next(ctx context.Context, conn *nft.Conn) {
 	logger := klog.FromContext(ctx)
 	compare := !time.Now().Before(r.nextComparison)
@@ -135,12 +135,12 @@ const (
 	conflictRepairs = 5
 )
 
-// repairConflict follows repairs that another program undoes again and again, such as a second proxy with another
-// configuration. Without it, each of the two would repair the tables for ever, as fast as it can.
+// repairConflict counts repairs that another program undoes again and again, such as a second proxy with another
+// configuration. Without repairConflict, each of the two would repair the tables for ever, as fast as it can.
 type repairConflict struct {
 	repairs int
 	last    time.Time
-	// wait is the last wait, and waits gives the next ones.
+	// wait is the last wait, and waits gives the next waits.
 	wait  time.Duration
 	waits *backoff.ExponentialBackOff
 }

@@ -22,8 +22,8 @@ const LabelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 
 // service holds the parts of a Service that the Tracker uses.
 type service struct {
-	// ports are the Service's ports in all its families, sorted by ID. A Service for another proxy has none. Their
-	// endpoints, if any, are those of an earlier join, with which they share the memory: published says so.
+	// ports are the Service's ports in all its families, sorted by ID. A Service for another proxy has none. If
+	// published is set, their endpoints share memory with the ports that an earlier join returned.
 	ports     []*model.ServicePort
 	published bool
 	// unguarded holds the families of Options.OnUnguarded.
