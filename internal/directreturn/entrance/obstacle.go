@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/nftproxy/nftproxy/internal/nodeaddr"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -15,11 +16,11 @@ import (
 // not arrive or would leave unencrypted; empty if they arrive. Their own destination is another address, so a tunnel must
 // be chosen by the next hop, and no IPsec policy may be meant for them. The network namespace is the thread's.
 func Obstacle(to []netip.Addr) (string, error) {
-	policies, err := Policies()
+	policies, err := nodeaddr.Policies()
 	if err != nil {
 		return "", fmt.Errorf("list the xfrm policies: %w", err)
 	}
-	policies = slices.DeleteFunc(policies, func(p Policy) bool { return p.Direction != netlink.XFRM_DIR_OUT || !p.Block && !p.Transform })
+	policies = slices.DeleteFunc(policies, func(p nodeaddr.Policy) bool { return p.Direction != netlink.XFRM_DIR_OUT || !p.Block && !p.Transform })
 	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return "", err
@@ -27,7 +28,7 @@ func Obstacle(to []netip.Addr) (string, error) {
 	defer handle.Close()
 	looked := map[int]bool{0: true} // of a route of type blackhole
 	for _, addr := range to {
-		if i := slices.IndexFunc(policies, func(p Policy) bool { return p.Destination.Contains(addr) }); i >= 0 {
+		if i := slices.IndexFunc(policies, func(p nodeaddr.Policy) bool { return p.Destination.Contains(addr) }); i >= 0 {
 			return fmt.Sprintf("an xfrm policy for %s would not match, so packets to %s would leave unencrypted", policies[i].Destination, addr), nil
 		}
 		routes, err := handle.RouteGet(addr.AsSlice())
