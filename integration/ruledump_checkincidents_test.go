@@ -108,6 +108,10 @@ var checkIncidents = []struct {
 			i.try(i.l.Client, "10.96.0.80:80")
 		}
 	}},
+	{name: "the connection table is full", cause: "the connection table is full: ", to: "10.96.0.90:80", prepare: func(t *testing.T, i *incident) {
+		i.both(t, "config.yaml")
+		fillTable(t, i.l.Node)
+	}},
 	{name: "the proxy is dead", cause: "no proxy keeps these rules", args: []string{"--proxy-address=127.0.0.1:10249"}, prepare: func(t *testing.T, i *incident) { i.both(t, "config.yaml") }},
 	{name: "the tables are flushed", cause: "the kernel has no table of the proxy", prepare: func(t *testing.T, i *incident) {
 		i.both(t, "config.yaml")
