@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -55,6 +56,10 @@ func (o options) mutants(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	versions, err := o.versions(ctx, c)
+	if err != nil {
+		return err
+	}
 	defer func() { // also after an error
 		limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), restoring)
 		defer cancel()
@@ -62,45 +67,43 @@ func (o options) mutants(ctx context.Context) error {
 			progress("the proxy is not as before: %v", err)
 		}
 	}()
-	sound, err := o.contender("nftproxy")
-	if err != nil {
-		return err
-	}
-	results, err := c.runMutant(ctx, o, nil, mutantResult{mutation: "none"}, sound)
-	if err != nil {
-		return err
-	}
+	results := []mutantResult{{mutation: "none"}}
 	for _, m := range mutants {
-		p, err := o.mutant(ctx, m.mutation)
-		if err != nil {
+		results = append(results, mutantResult{mutation: m.mutation, spec: m.spec})
+	}
+	for i := range results {
+		if err := c.runMutant(ctx, o, &results[i]); err != nil {
 			return err
 		}
-		defer os.Remove(p.binary)
-		if results, err = c.runMutant(ctx, o, results, mutantResult{mutation: m.mutation, spec: m.spec}, p); err != nil {
+		if o.page == "" {
+			continue
+		}
+		if err := os.WriteFile(o.page, []byte(mutantsPage(versions, results[:i+1])), 0o644); err != nil {
 			return err
 		}
 	}
-	return nil
+	var failures []error
+	for _, r := range results {
+		failures = append(failures, r.err())
+	}
+	return errors.Join(failures...)
 }
 
-// runMutant runs the specs over a proxy on all nodes. It writes the page with the results so far.
-func (c *cluster) runMutant(ctx context.Context, o options, results []mutantResult, r mutantResult, p contender) ([]mutantResult, error) {
+// runMutant runs the specs over a proxy with the result's mutation on all nodes.
+func (c *cluster) runMutant(ctx context.Context, o options, r *mutantResult) error {
 	progress("mutation: %s", r.mutation)
-	if err := c.startProxies(ctx, p); err != nil {
-		return nil, err
+	p, err := o.mutant(ctx, *r)
+	if err != nil {
+		return err
 	}
-	var err error
+	if err := c.startProxies(ctx, p); err != nil {
+		return err
+	}
 	if r.partResult, err = c.runPart(ctx, o, "mutants", mutantFocus(), ""); err != nil {
-		return nil, err
+		return err
 	}
 	progress("mutation: %s: %s", r.mutation, r.summary())
-	results = append(results, r)
-	if o.page != "" {
-		if err := os.WriteFile(o.page, []byte(mutantsPage(results)), 0o644); err != nil {
-			return nil, err
-		}
-	}
-	return results, r.err()
+	return nil
 }
 
 // mutantFocus is the expression of the specs of all mutants.
@@ -112,9 +115,12 @@ func mutantFocus() string {
 	return `\[sig-network\] (` + strings.Join(names, "|") + `)( \[|$)`
 }
 
-// mutant builds the proxy with a mutation.
-func (o options) mutant(ctx context.Context, name string) (contender, error) {
-	m, err := mutation.Find(name)
+// mutant builds the proxy with the result's mutation. Without one it is the proxy that is built already.
+func (o options) mutant(ctx context.Context, r mutantResult) (contender, error) {
+	if r.spec == "" {
+		return o.contender("nftproxy")
+	}
+	m, err := mutation.Find(r.mutation)
 	if err != nil {
 		return contender{}, err
 	}
@@ -122,11 +128,12 @@ func (o options) mutant(ctx context.Context, name string) (contender, error) {
 	return p, m.Build(ctx, o.goCommand, ".", p.binary)
 }
 
-func mutantsPage(results []mutantResult) string {
+func mutantsPage(versions [][2]string, results []mutantResult) string {
 	var b strings.Builder
 	b.WriteString("# Mutations that Kubernetes' suite finds\n\n`make e2e-mutants` puts defects into the compiler, which are some of those of `make mutations`. It runs the same specs of " +
-		"[Kubernetes' suite](testing.md#kubernetes-own-suite) over the proxy without a defect and over each mutant, in one cluster, and writes this page. The first must pass all, and each mutant must fail its spec.\n\n" +
-		"| mutation | verdict | passed | specs that failed | seconds |\n|---|---|---|---|---|\n")
+		"[Kubernetes' suite](testing.md#kubernetes-own-suite) over the proxy without a defect and over each mutant, in one cluster, and writes this page. The first must pass all, and each mutant must fail its spec.\n\n")
+	writeVersions(&b, versions)
+	b.WriteString("\n| mutation | verdict | passed | specs that failed | seconds |\n|---|---|---|---|---|\n")
 	for _, r := range results {
 		verdict := "found"
 		if r.spec == "" {

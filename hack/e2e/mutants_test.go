@@ -41,7 +41,7 @@ func TestMutants(t *testing.T) {
 			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got %v, want %q", err, c.want)
 			}
-			if page := mutantsPage([]mutantResult{c.result}); err != nil && !strings.Contains(page, "**"+err.Error()+"**") || !strings.Contains(page, c.result.mutation) {
+			if page := mutantsPage([][2]string{{"nftproxy", "v1"}}, []mutantResult{c.result}); err != nil && !strings.Contains(page, "**"+err.Error()+"**") || !strings.Contains(page, c.result.mutation) {
 				t.Errorf("%v is not on the page:\n%s", err, page)
 			}
 		})

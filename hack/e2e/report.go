@@ -186,10 +186,7 @@ func (r *report) page() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Kubernetes' own e2e suite\n\n`make e2e` runs the specs of SIG Network in a cluster of three nodes on one machine, and writes this page: "+
 		"[testing.md](testing.md#kubernetes-own-suite) says how.\n\nThe proxy is %s, a process on each node. The load of the machine was %s at the start.\n\n", r.proxy, r.load)
-	b.WriteString("| | |\n|---|---|\n")
-	for _, v := range r.versions {
-		fmt.Fprintf(&b, "| %s | %s |\n", v[0], v[1])
-	}
+	writeVersions(&b, r.versions)
 	b.WriteString("\n## What ran\n\nA spec that skips itself lacks something: its own message, below, says what.\n\n| part | passed | failed | skipped themselves | seconds |\n|---|---|---|---|---|\n")
 	var all partResult
 	for _, p := range r.parts {
@@ -206,6 +203,13 @@ func (r *report) page() string {
 	r.writeSkipped(&b, all)
 	r.writeOmitted(&b)
 	return b.String()
+}
+
+func writeVersions(b *strings.Builder, versions [][2]string) {
+	b.WriteString("| | |\n|---|---|\n")
+	for _, v := range versions {
+		fmt.Fprintf(b, "| %s | %s |\n", v[0], v[1])
+	}
 }
 
 func writeRow(b *strings.Builder, p partResult) {

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -141,4 +142,34 @@ func TestRequests(t *testing.T) {
 			t.Errorf("got %+v", got)
 		}
 	})
+}
+
+func TestEarlierCommit(t *testing.T) {
+	t.Chdir(t.TempDir())
+	git := func(args ...string) string {
+		t.Helper()
+		args = append([]string{"-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgSign=false", "-c", "tag.gpgSign=false"}, args...)
+		out, err := exec.Command("git", args...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("git %v: %v: %s", args, err, out)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	git("init", "--quiet")
+	git("commit", "--quiet", "--allow-empty", "--message=first")
+	first := git("rev-parse", "--short=8", "HEAD")
+	if got, err := (options{}).earlierCommit(t.Context()); err == nil || !strings.Contains(err.Error(), firstCommit) {
+		t.Errorf("without a tag: got %q, %v, want an error about %s, which this repository lacks", got, err, firstCommit)
+	}
+	git("tag", "--annotate", "--message=release", "v0.1.0")
+	git("commit", "--quiet", "--allow-empty", "--message=second")
+	second := git("rev-parse", "--short=8", "HEAD")
+	for from, want := range map[string]string{"": first, "v0.1.0": first, "HEAD": second} {
+		if got, err := (options{from: from}).earlierCommit(t.Context()); got != want || err != nil {
+			t.Errorf("--from %q: got %q, %v, want %q", from, got, err, want)
+		}
+	}
+	if got, err := (options{from: "v9"}).earlierCommit(t.Context()); err == nil || !strings.Contains(err.Error(), "v9") {
+		t.Errorf("got %q, %v", got, err)
+	}
 }

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -24,10 +25,7 @@ func (o options) run(ctx context.Context) error {
 		return err
 	}
 	defer unlock()
-	if _, err := selectParts(o.parts); err != nil {
-		return err
-	}
-	if _, err := readKnown(o.known); err != nil {
+	if err := o.check(ctx); err != nil {
 		return err
 	}
 	c, err := o.make(ctx, syscall.SIGKILL)
@@ -45,6 +43,17 @@ func (o options) run(ctx context.Context) error {
 	}
 	progress("removing the cluster")
 	return errors.Join(err, o.removeBut("logs"))
+}
+
+// check returns the errors of flags that would show only after minutes.
+func (o options) check(ctx context.Context) error {
+	selected, err := selectParts(o.parts)
+	if slices.ContainsFunc(selected.scenarios, func(s scenario) bool { return s.name == "upgrade" }) {
+		_, err = o.earlierCommit(ctx)
+	}
+	_, reading := readKnown(o.known)
+	_, compiling := regexp.Compile(o.focus)
+	return errors.Join(err, reading, compiling)
 }
 
 // suite runs the suite in the cluster that is up.
