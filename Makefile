@@ -47,17 +47,16 @@ plugin: ## bin/_plugin/OS/ARCH, the plugin for kubectl for all of PLATFORMS, wit
 		$(MAKE) --no-print-directory sbom PROGRAMS=$(BIN)/_plugin/$$platform LISTED="$$(cd $(BIN)/_plugin/$$platform && ls kubectl-nftproxy*)"; \
 	done
 
-image: ## bin/image.tar and bin/proxytest.tar, container images for amd64 and arm64; needs no container daemon
-	GOOS=linux GOARCH=amd64 $(BUILD) -o $(BIN)/linux/amd64/ $(COMMANDS)
-	GOOS=linux GOARCH=arm64 $(BUILD) -o $(BIN)/linux/arm64/ $(COMMANDS)
-	$(MAKE) sbom PROGRAMS=$(BIN)/linux/amd64
-	$(MAKE) sbom PROGRAMS=$(BIN)/linux/arm64
-	cd tools && $(GO) run ./image -name $(IMAGE) -version $(VERSION) -revision $(REVISION) -created $(SOURCE_DATE_EPOCH) -binaries $(abspath $(BIN))/linux -o $(abspath $(BIN))/image.tar
-	GOOS=linux GOARCH=amd64 $(BUILD) -o $(BIN)/_proxytest/amd64/ ./cmd/proxytest
-	GOOS=linux GOARCH=arm64 $(BUILD) -o $(BIN)/_proxytest/arm64/ ./cmd/proxytest
-	$(MAKE) sbom PROGRAMS=$(BIN)/_proxytest/amd64 LISTED=proxytest
-	$(MAKE) sbom PROGRAMS=$(BIN)/_proxytest/arm64 LISTED=proxytest
-	cd tools && $(GO) run ./image -programs proxytest -name $(PROXYTEST) -version $(VERSION) -revision $(REVISION) -created $(SOURCE_DATE_EPOCH) -binaries $(abspath $(BIN))/_proxytest -o $(abspath $(BIN))/proxytest.tar
+ARCHITECTURES ?= amd64 arm64
+image: $(addprefix programs-for-,$(ARCHITECTURES)) ## bin/image.tar and bin/proxytest.tar, container images for amd64 and arm64 (or ARCHITECTURES=amd64); needs no container daemon
+	cd tools && $(GO) run ./image -architectures '$(ARCHITECTURES)' -name $(IMAGE) -version $(VERSION) -revision $(REVISION) -created $(SOURCE_DATE_EPOCH) -binaries $(abspath $(BIN))/linux -o $(abspath $(BIN))/image.tar
+	cd tools && $(GO) run ./image -architectures '$(ARCHITECTURES)' -programs proxytest -name $(PROXYTEST) -version $(VERSION) -revision $(REVISION) -created $(SOURCE_DATE_EPOCH) -binaries $(abspath $(BIN))/_proxytest -o $(abspath $(BIN))/proxytest.tar
+
+programs-for-%:
+	GOOS=linux GOARCH=$* $(BUILD) -o $(BIN)/linux/$*/ $(COMMANDS)
+	$(MAKE) sbom PROGRAMS=$(BIN)/linux/$*
+	GOOS=linux GOARCH=$* $(BUILD) -o $(BIN)/_proxytest/$*/ ./cmd/proxytest
+	$(MAKE) sbom PROGRAMS=$(BIN)/_proxytest/$* LISTED=proxytest
 
 release: ## VERSION=v0.1.0: bin/release/v0.1.0, all files of a release; the same commit gives the same bytes
 	@[ "$(origin VERSION)" = "command line" ] || { echo "usage: make release VERSION=v0.1.0" >&2; exit 2; }

@@ -22,6 +22,8 @@ import (
 // testTime is the creation time of the images of tests.
 var testTime = time.Date(2026, 7, 1, 3, 0, 0, 0, time.UTC)
 
+var architectures = []string{"amd64", "arm64"}
+
 // testSpec describes an image of programs that are only their own names.
 func testSpec(t *testing.T) spec {
 	t.Helper()
@@ -31,7 +33,7 @@ func testSpec(t *testing.T) spec {
 // specOf is testSpec with programs of a certain mode and age.
 func specOf(t *testing.T, mode os.FileMode, modified time.Time) spec {
 	t.Helper()
-	s := spec{binaries: t.TempDir(), programs: programNames, name: "localhost/test", version: "v1.2.3", revision: "0123456789abcdef", created: testTime}
+	s := spec{binaries: t.TempDir(), architectures: architectures, programs: programNames, name: "localhost/test", version: "v1.2.3", revision: "0123456789abcdef", created: testTime}
 	for _, arch := range architectures {
 		for _, program := range append(programNames, billName) {
 			path := filepath.Join(s.binaries, arch, program)

@@ -19,7 +19,7 @@ func writeLayout(dir string, s spec, images []v1.Image) error {
 	if err != nil {
 		return err
 	}
-	err = path.AppendIndex(platformIndex(images), layout.WithAnnotations(map[string]string{
+	err = path.AppendIndex(platformIndex(s, images), layout.WithAnnotations(map[string]string{
 		"io.containerd.image.name":          s.reference(), // containerd's name of it
 		"org.opencontainers.image.ref.name": s.version,
 	}))
@@ -30,12 +30,12 @@ func writeLayout(dir string, s spec, images []v1.Image) error {
 }
 
 // platformIndex is the image of all architectures, from which a node takes its own.
-func platformIndex(images []v1.Image) v1.ImageIndex {
+func platformIndex(s spec, images []v1.Image) v1.ImageIndex {
 	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 	for i, image := range images {
 		index = mutate.AppendManifests(index, mutate.IndexAddendum{
 			Add:        image,
-			Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: architectures[i]}},
+			Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: s.architectures[i]}},
 		})
 	}
 	return index
@@ -57,7 +57,7 @@ func writeDockerManifest(file string, s spec, images []v1.Image) error {
 		if err != nil {
 			return err
 		}
-		entry := dockerImage{Config: blob(manifest.Config), RepoTags: []string{s.reference() + "-" + architectures[i]}}
+		entry := dockerImage{Config: blob(manifest.Config), RepoTags: []string{s.reference() + "-" + s.architectures[i]}}
 		for _, l := range manifest.Layers {
 			entry.Layers = append(entry.Layers, blob(l))
 		}

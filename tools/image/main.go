@@ -26,10 +26,11 @@ func main() {
 	flag.StringVar(&s.version, "version", "", "the version: the image's tag and label")
 	flag.StringVar(&s.revision, "revision", "", "the commit: a label of the image")
 	names := flag.String("programs", strings.Join(programNames, ","), "the programs in the image; the first one is its entry point")
+	architectures := flag.String("architectures", "amd64 arm64", "the architectures that the image is made for")
 	created := flag.Int64("created", 0, "when the image was made, in seconds since 1970; 0 leaves that out")
 	output := flag.String("o", "", "the archive to write")
 	flag.Parse()
-	s.programs = strings.Split(*names, ",")
+	s.programs, s.architectures = strings.Split(*names, ","), strings.Fields(*architectures)
 	if *created != 0 {
 		s.created = time.Unix(*created, 0).UTC()
 	}

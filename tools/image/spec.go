@@ -19,14 +19,13 @@ type spec struct {
 	programs []string
 	// name and version are the name and the tag of the image.
 	name, version string
+	// architectures are those that the image is made for, in Go's and OCI's words.
+	architectures []string
 	// revision is the commit of the source.
 	revision string
 	// created is the creation time of the image; zero leaves it out.
 	created time.Time
 }
-
-// architectures are those that the image is made for, in Go's and OCI's words.
-var architectures = []string{"amd64", "arm64"}
 
 // binDir is the directory in which kubeadm's DaemonSet looks for kube-proxy.
 const binDir = "usr/local/bin"
@@ -37,7 +36,7 @@ func (s spec) reference() string { return s.name + ":" + s.version }
 // images returns the image of each architecture, in their order.
 func (s spec) images() ([]v1.Image, error) {
 	var out []v1.Image
-	for _, arch := range architectures {
+	for _, arch := range s.architectures {
 		image, err := s.image(arch)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", arch, err)
