@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"time"
 )
@@ -21,22 +22,40 @@ healthzBindAddress: "[::]:10256"
 metricsBindAddress: "[::]:10249"
 oomScoreAdj: 0
 conntrack: {maxPerCore: 0, min: 0}
+featureGates: {%[5]s}
 `
 
 // healthPort is the port at which every proxy answers probes.
 const healthPort = "10256"
 
 // contender is a proxy that can serve a node.
-type contender struct{ name, binary, mode string }
+type contender struct {
+	name, binary, mode string
+	// gates are its feature gates.
+	gates string
+	// server is the node-local server that it takes its Services from, instead of the API server.
+	server *nodeLocal
+}
+
+// command is the program on a node, whose configuration it writes.
+func (p contender) command(c *cluster, n node) (*exec.Cmd, error) {
+	file, kubeconfig := filepath.Join(c.nodeDir(n), "proxy.yaml"), c.kubeconfig("kube-proxy")
+	args := []string{"--config=" + file}
+	if p.server != nil {
+		kubeconfig, args = "", append(args, p.server.clientFlags(n)...)
+	}
+	config := fmt.Appendf(nil, proxyConfig, kubeconfig, podRanges, n.Name, p.mode, p.gates)
+	return program(p.binary, args...), os.WriteFile(file, config, 0o644)
+}
 
 func (o options) contender(name string) (contender, error) {
 	switch name {
 	case "nftproxy":
-		return contender{name, filepath.Join(o.binaries, "kube-proxy"), "nftables"}, nil
+		return contender{name: name, binary: filepath.Join(o.binaries, "kube-proxy"), mode: "nftables"}, nil
 	case "kube-proxy":
-		return contender{name, filepath.Join(o.programs, "kube-proxy"), "nftables"}, nil
+		return contender{name: name, binary: filepath.Join(o.programs, "kube-proxy"), mode: "nftables"}, nil
 	case "kube-proxy-iptables":
-		return contender{name, filepath.Join(o.programs, "kube-proxy"), "iptables"}, nil
+		return contender{name: name, binary: filepath.Join(o.programs, "kube-proxy"), mode: "iptables"}, nil
 	}
 	return contender{}, fmt.Errorf("--proxy %q is none of %v", name, contenders)
 }
@@ -83,12 +102,11 @@ func (c *cluster) startProxyOf(ctx context.Context, n *node, p contender) error 
 	if err := c.stopProxyOf(n); err != nil {
 		return err
 	}
-	config := filepath.Join(c.nodeDir(*n), "proxy.yaml")
-	err := os.WriteFile(config, fmt.Appendf(nil, proxyConfig, c.kubeconfig("kube-proxy"), podRanges, n.Name, p.mode), 0o644)
+	cmd, err := p.command(c, *n)
 	if err != nil {
 		return err
 	}
-	if n.Proxy, err = n.place().background(c.logs(), program(p.binary, "--config="+config)); err != nil {
+	if n.Proxy, err = n.place().background(c.logs(), cmd); err != nil {
 		return err
 	}
 	n.Contender = p.name

@@ -21,6 +21,9 @@ type scenario struct {
 var scenarios = []scenario{
 	{"swap", "Kubernetes' kube-proxy and this proxy replace each other, node after node, and no request fails.", runSwap},
 	{"upgrade", "The proxy of an earlier commit and this one replace each other, node after node, and no request fails.", runUpgrade},
+	{"daemonset", "The image of `make image`, in a DaemonSet with the manifests of the overlay standalone, takes over from processes, is restarted, and is replaced by processes.", runDaemonSet},
+	{"nodelocal", "The nodes' proxies take their Services from a node-local server while endpoints change; the server is killed, and another one starts.", runNodeLocal},
+	{"directreturn", "A node leaves the route to a load balancer's address, and comes back, while connections with direct return are open.", runDirectReturn},
 }
 
 // stepKind says what a failed request means in a step.
@@ -135,6 +138,23 @@ func (s *scenarioRun) step(ctx context.Context, name string, kind stepKind, path
 	return s.send(ctx, step{name: name, kind: kind}, paths, do)
 }
 
+// action is what a step does.
+type action struct {
+	name string
+	kind stepKind
+	do   func(context.Context) error
+}
+
+// each makes a step of each action, with requests on the same paths.
+func (s *scenarioRun) each(ctx context.Context, paths []path, actions []action) error {
+	for _, a := range actions {
+		if err := s.step(ctx, a.name, a.kind, paths, a.do); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // measure is a step whose failures are reported only, with a note that says what causes them.
 func (s *scenarioRun) measure(ctx context.Context, name, note string, paths []path, do func(context.Context) error) error {
 	return s.send(ctx, step{name: name, kind: measured, note: note}, paths, do)
@@ -144,15 +164,20 @@ func (s *scenarioRun) send(ctx context.Context, st step, paths []path, do func(c
 	requests := startRequests(paths)
 	err := errors.Join(pause(ctx, around), do(ctx), pause(ctx, around))
 	st.tally = requests.stop()
+	s.record(st)
+	if err != nil {
+		return fmt.Errorf("%s: %w", st.name, err)
+	}
+	return nil
+}
+
+// record reports a step.
+func (s *scenarioRun) record(st step) {
 	s.steps = append(s.steps, st)
 	progress("%s: %s: %d requests, %d failed, the slowest took %v", s.name, st.name, st.requests, st.failed, st.slowest.Round(time.Millisecond))
 	for _, failed := range st.errors {
 		progress("  %v", failed)
 	}
-	if err != nil {
-		return fmt.Errorf("%s: %w", st.name, err)
-	}
-	return nil
 }
 
 func pause(ctx context.Context, d time.Duration) error {

@@ -29,6 +29,25 @@ type path struct {
 	to   string
 }
 
+// fetch returns what a new connection gets.
+func (p path) fetch(ctx context.Context, resource string) (string, error) {
+	client := http.Client{Timeout: requestTimeout, Transport: &http.Transport{DialContext: p.dial, DisableKeepAlives: true}}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.to+resource, nil)
+	if err != nil {
+		return "", err
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return "", err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err == nil && response.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s", request.URL, response.Status)
+	}
+	return string(body), err
+}
+
 // tally counts requests.
 type tally struct {
 	requests, failed int
@@ -47,6 +66,12 @@ func (t *tally) add(err error, took time.Duration) {
 	if len(t.errors) < errorsKept {
 		t.errors = append(t.errors, err)
 	}
+}
+
+// join adds another tally.
+func (t *tally) join(other tally) {
+	t.requests, t.failed, t.slowest = t.requests+other.requests, t.failed+other.failed, max(t.slowest, other.slowest)
+	t.errors = append(t.errors, other.errors[:min(len(other.errors), errorsKept-len(t.errors))]...)
 }
 
 // requests are steady requests on some paths: new connections at a fixed rate, and one that is kept.
