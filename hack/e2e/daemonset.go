@@ -158,11 +158,12 @@ func runDaemonSet(ctx context.Context, s *scenarioRun) error {
 	if _, err := s.kubectl("", "apply", "-k", overlay); err != nil {
 		return err
 	}
+	another := func(ctx context.Context) error { return s.serveAnother(ctx, made) }
 	return s.each(ctx, made.all(), []action{
 		{"processes to the DaemonSet, node after node", counts, s.eachNode(s.giveToDaemonSet)},
-		{"a new Service", counts, func(ctx context.Context) error { return s.changeArrives(ctx, "of-the-daemonset") }},
+		{"a new Service", counts, another},
 		{"a rollout restart of the DaemonSet", counts, s.restartDaemonSet},
-		{"a new Service after the restart", counts, func(ctx context.Context) error { return s.changeArrives(ctx, "after-the-restart") }},
+		{"a new Service after the restart", counts, another},
 		{"the DaemonSet to processes, node after node", counts, s.eachNode(s.takeFromDaemonSet)},
 	})
 }

@@ -47,7 +47,7 @@ func runDirectReturn(ctx context.Context, s *scenarioRun) error {
 	}
 	direct, masqueraded := &crowd{service: "direct", kind: counts}, &crowd{service: "masqueraded", kind: control}
 	for _, c := range []*crowd{direct, masqueraded} {
-		if err := s.gather(ctx, c); err != nil {
+		if err := s.gather(ctx, c, made); err != nil {
 			return err
 		}
 		defer c.disperse()
@@ -80,7 +80,7 @@ type member struct {
 }
 
 // gather waits for the Service's addresses and their routes, opens the connections, and sees which client the servers see.
-func (s *scenarioRun) gather(ctx context.Context, c *crowd) error {
+func (s *scenarioRun) gather(ctx context.Context, c *crowd, made servers) error {
 	if err := await(ctx, c.service+" has addresses", func() (err error) {
 		c.addrs, err = s.balancedAddrs(ctx, c.service)
 		return err
@@ -88,7 +88,7 @@ func (s *scenarioRun) gather(ctx context.Context, c *crowd) error {
 		return err
 	}
 	// Nodes that know a later Service know this one.
-	if err := errors.Join(s.awaitRoute(ctx, c, nodeCount), s.changeArrives(ctx, "after-"+c.service)); err != nil {
+	if err := errors.Join(s.awaitRoute(ctx, c, nodeCount), s.serveAnother(ctx, made)); err != nil {
 		return err
 	}
 	for family, addr := range c.addrs {

@@ -124,7 +124,7 @@ func (o options) mutant(ctx context.Context, r mutantResult) (contender, error) 
 	if err != nil {
 		return contender{}, err
 	}
-	p := contender{"mutant", filepath.Join(o.images, "kube-proxy-mutant"), "nftables"}
+	p := contender{name: "mutant", binary: filepath.Join(o.images, "kube-proxy-mutant"), mode: "nftables"}
 	return p, m.Build(ctx, o.goCommand, ".", p.binary)
 }
 

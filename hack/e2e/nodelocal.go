@@ -15,7 +15,7 @@ const (
 	nodeLocalPort        = "10264"
 	nodeLocalMetricsPort = "10265"
 	metricsPort          = "10249"
-	// away is how long the node-local server stays away at least. Its clients try again several times by then.
+	// away is how long requests go on without the node-local server at least. Its clients try again several times by then.
 	away = 5 * time.Second
 )
 
@@ -91,46 +91,47 @@ func runNodeLocal(ctx context.Context, s *scenarioRun) error {
 	if err := server.start(ctx, s); err != nil {
 		return err
 	}
-	var changed arrival
+	var changed []path
 	return s.each(ctx, made.all(), []action{
 		{"the proxies take their Services from the server, node after node", counts, func(ctx context.Context) error { return s.startProxies(ctx, backend) }},
 		{"each endpoint in turn leaves the Service and comes back", counts, s.endpointsInTurns},
 		{"all endpoints leave the Service and come back", control, s.noEndpoints},
 		{"the server is killed, and a Service is made meanwhile", counts, func(ctx context.Context) (err error) {
-			changed, err = s.killNodeLocal(ctx, server)
+			changed, err = s.killNodeLocal(ctx, server, made)
 			return err
 		}},
 		{"the server comes back: this Service and a later one arrive on all nodes", counts, func(ctx context.Context) error {
-			return s.reviveNodeLocal(ctx, server, changed)
+			return s.reviveNodeLocal(ctx, server, changed, made)
 		}},
 		{"each endpoint in turn leaves the Service and comes back once more", counts, s.endpointsInTurns},
 		{"the proxies ask the API server again, node after node", counts, func(ctx context.Context) error { return s.setProxy(ctx, s.options, "nftproxy") }},
 	})
 }
 
-// startProxies has a proxy serve all nodes, one node after the other.
-func (s *scenarioRun) startProxies(ctx context.Context, p contender) error {
-	for i := range s.Nodes {
-		if err := s.startProxyOf(ctx, &s.Nodes[i], p); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// killNodeLocal kills the server, waits until all proxies say so, and makes a Service that no node may reach.
-func (s *scenarioRun) killNodeLocal(ctx context.Context, server *nodeLocal) (arrival, error) {
+// killNodeLocal kills the server, waits until all proxies say so, and makes a Service, to which no path may work: its paths.
+func (s *scenarioRun) killNodeLocal(ctx context.Context, server *nodeLocal, made servers) ([]path, error) {
 	server.process.signal(syscall.SIGKILL)
 	for _, n := range s.Nodes {
 		if err := await(ctx, n.Name+": the proxy says that the server is away", func() error { return s.saysServerAway(ctx, n) }); err != nil {
-			return arrival{}, err
+			return nil, err
 		}
 	}
-	made, err := s.makeArrival(ctx, "made-meanwhile")
+	paths, err := s.another(ctx, made)
 	if err != nil {
-		return made, err
+		return nil, err
 	}
-	return made, errors.Join(pause(ctx, away), made.nowhere(ctx))
+	return paths, errors.Join(pause(ctx, away), noneWorks(paths))
+}
+
+// reviveNodeLocal starts the server, and waits until what changed meanwhile and what changes now is on all nodes.
+func (s *scenarioRun) reviveNodeLocal(ctx context.Context, server *nodeLocal, changed []path, made servers) error {
+	if err := server.start(ctx, s); err != nil {
+		return err
+	}
+	if err := awaitPaths(ctx, changed); err != nil {
+		return err
+	}
+	return s.serveAnother(ctx, made)
 }
 
 // saysServerAway is nil if the proxy's metric of a source that fails is 1.
@@ -142,15 +143,4 @@ func (s *scenarioRun) saysServerAway(ctx context.Context, n node) error {
 		err = fmt.Errorf("the metrics lack %s", metric)
 	}
 	return err
-}
-
-// reviveNodeLocal starts the server again, and waits until what was changed before and what is changed now is on all nodes.
-func (s *scenarioRun) reviveNodeLocal(ctx context.Context, server *nodeLocal, before arrival) error {
-	if err := server.start(ctx, s); err != nil {
-		return err
-	}
-	if _, err := before.everywhere(ctx); err != nil {
-		return err
-	}
-	return s.changeArrives(ctx, "made-later")
 }

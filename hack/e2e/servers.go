@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sync/errgroup"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -84,6 +85,15 @@ func awaitPaths(ctx context.Context, paths []path) error {
 // serveAnother waits until every node serves a Service that is new. So the proxies do more than leave the rules of
 // others alone.
 func (s *scenarioRun) serveAnother(ctx context.Context, made servers) error {
+	paths, err := s.another(ctx, made)
+	if err != nil {
+		return err
+	}
+	return awaitPaths(ctx, paths)
+}
+
+// another makes a new Service, and returns the paths from a pod on each node to it.
+func (s *scenarioRun) another(ctx context.Context, made servers) (paths []path, err error) {
 	both := v1.IPFamilyPolicyRequireDualStack
 	service, err := s.client.CoreV1().Services(scenarioNamespace).Create(ctx, &v1.Service{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "another-"},
@@ -93,15 +103,30 @@ func (s *scenarioRun) serveAnother(ctx context.Context, made servers) error {
 		},
 	}, metav1.CreateOptions{})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	var paths []path
 	for i, client := range made.clients {
 		for family, name := range families {
 			paths = append(paths, path{fmt.Sprintf("a pod on %s to the new Service, %s", s.Nodes[i].Name, name), client.dial, net.JoinHostPort(service.Spec.ClusterIPs[family], "80")})
 		}
 	}
-	return awaitPaths(ctx, paths)
+	return paths, nil
+}
+
+// noneWorks is an error if one of the paths works.
+func noneWorks(paths []path) error {
+	var group errgroup.Group
+	for _, p := range paths {
+		group.Go(func() error {
+			k := kept{}
+			defer k.close()
+			if k.get(p, true) == nil {
+				return fmt.Errorf("%s works", p.name)
+			}
+			return nil
+		})
+	}
+	return group.Wait()
 }
 
 // balance gives the Service an address for each node and family.

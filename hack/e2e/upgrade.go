@@ -53,7 +53,7 @@ func (o options) earlierProxy(ctx context.Context) (contender, error) {
 	if err != nil {
 		return contender{}, err
 	}
-	p := contender{"nftproxy at " + commit, filepath.Join(o.images, "kube-proxy-"+commit), "nftables"}
+	p := contender{name: "nftproxy at " + commit, binary: filepath.Join(o.images, "kube-proxy-"+commit), mode: "nftables"}
 	if isFile(p.binary) {
 		return p, nil
 	}
