@@ -103,14 +103,17 @@ func (p *program) nodePortPrefixes() []netip.Prefix {
 	return withoutNested(prefixes)
 }
 
+// nodePortRanges returns the prefixes of nodePortPrefixes that have rules: without used only single addresses, which
+// NodeFromTables reads.
+func (p *program) nodePortRanges(used bool) []netip.Prefix {
+	return slices.DeleteFunc(p.nodePortPrefixes(), func(prefix netip.Prefix) bool { return !used && !prefix.IsSingleIP() })
+}
+
 // onNodePortAddresses returns rules that run a statement for packets to an address on which node ports answer, if it is
-// the machine's own at that moment. Without used there are only single addresses, which NodeFromTables reads.
+// the machine's own at that moment.
 func (p *program) onNodePortAddresses(used bool, do nft.Statement) []nft.Rule {
 	var rules []nft.Rule
-	for _, prefix := range p.nodePortPrefixes() {
-		if !used && !prefix.IsSingleIP() {
-			continue
-		}
+	for _, prefix := range p.nodePortRanges(used) {
 		var statements []nft.Statement
 		if prefix.Bits() > 0 {
 			statements = append(statements, nft.Match{Field: p.family.Daddr(), Value: prefix})

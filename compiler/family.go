@@ -22,6 +22,7 @@ type family struct {
 	// clientMaps are the maps of session affinity. addresses also writes the endpoints.
 	clientMaps *clientMaps
 	addresses  sharedAddresses
+	outside    outside
 	// keys has the keys of frontends.
 	keys byteBlock
 	// fixed holds the names of the chains with fixed names in the draft.
@@ -40,6 +41,7 @@ func newFamily(ip nft.Family, config *Config) *family {
 	f.chains = newEndpointChains(draft, f.program, f.sets.get(serviceElement, false))
 	f.clientMaps = newClientMaps(draft, f.program)
 	f.addresses = newSharedAddresses(draft, f.sets)
+	f.program.uses = f.usesNow()
 	f.putFixedChains()
 	return f
 }
@@ -172,6 +174,7 @@ func (f *family) count(touched []*frontendState) {
 		f.chains.move(had, has)
 		f.chains.move(hadShortCircuit, hasShortCircuit)
 		f.clientMaps.move(s.frontend, have, want)
+		f.moveOutside(s.frontend, have, want)
 	}
 	frontends := 0
 	for _, n := range slices.Concat(f.clientMaps.frontends[0][:], f.clientMaps.frontends[1][:]) {
@@ -189,6 +192,7 @@ func (f *family) setCluster(changes *model.Changes) {
 	}
 	if changes.ServiceCIDRsChanged {
 		f.program.serviceCIDRs = changes.ServiceCIDRs
+		f.countOutside()
 	}
 	f.putFixedChains()
 	f.chains.refresh()
@@ -204,6 +208,8 @@ func (f *family) setCluster(changes *model.Changes) {
 
 func (f *family) usesNow() uses {
 	u := uses{chainSets: f.chains.setChanges}
+	unknown := len(f.program.serviceRanges()) == 0
+	u.servedOutside, u.checkedOutside = unknown || f.outside.served > 0, unknown || f.outside.checked > 0
 	for kind := range u.has {
 		for i, set := range f.sets[kind] {
 			u.has[kind][i] = set != nil && set.Len() > 0

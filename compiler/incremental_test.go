@@ -52,6 +52,8 @@ type cluster struct {
 	config Config
 	// limits are those of the compiler that is told of each change.
 	limits chainLimits
+	// internal has no load balancer IPs and no external IPs.
+	internal bool
 	// directAddresses is few enough to be reached.
 	directAddresses int
 	compiler        *Compiler
@@ -124,6 +126,9 @@ func (c *cluster) port(id model.PortID) *model.ServicePort {
 	if p.DirectReturn = c.maybe(2); p.DirectReturn && c.maybe(2) { // and can have it
 		p.ExternalPolicy = model.PolicyCluster
 	}
+	if c.internal {
+		p.LoadBalancerIPs, p.ExternalIPs = nil, nil
+	}
 	p.Cluster = c.endpoints(id.Family, false)
 	p.Local = c.endpoints(id.Family, true)
 	return p
@@ -156,7 +161,11 @@ func (c *cluster) serviceCIDRs() []netip.Prefix {
 	var out []netip.Prefix
 	for _, f := range model.Families {
 		for _, a := range c.addrs(f, serviceNet, 3) {
-			out = append(out, netip.PrefixFrom(a, 16+c.choose(8)).Masked())
+			bits := 16 + c.choose(8)
+			if c.maybe(3) { // not all ClusterIPs are in it
+				bits = a.BitLen() - 1
+			}
+			out = append(out, netip.PrefixFrom(a, bits).Masked())
 		}
 	}
 	slices.SortFunc(out, netip.Prefix.Compare)

@@ -47,6 +47,8 @@ type uses struct {
 	sticky [2][len(protocols)]bool
 	// chainSets changes with the chains that have a set.
 	chainSets int
+	// servedOutside and checkedOutside say whether there are such frontends in no ServiceCIDR (outside), or no ServiceCIDRs.
+	servedOutside, checkedOutside bool
 }
 
 var protocols = [...]model.Protocol{model.TCP, model.UDP, model.SCTP}
@@ -56,7 +58,7 @@ func (p *program) chains(chainSets []endpointChain) []*nft.Chain {
 	// The kernel decides for each base chain which generation of rules a packet sees; for each lookup, which generation of
 	// elements. So a packet with old rules can find a new element that leads to a new chain, which has no rules for it.
 	// A second NAT base chain in prerouting and output then sees the new rules, if the first one did not translate.
-	services := []nft.Rule{nft.NewRule(nft.Jump(chainServices))}
+	services := p.toServices()
 	nat := func(name string, hook nft.Hook, priority int32, rules []nft.Rule) *nft.Chain {
 		return &nft.Chain{Name: name, Type: nft.TypeNAT, Hook: hook, Priority: priority, Rules: rules}
 	}
@@ -74,8 +76,8 @@ func (p *program) chains(chainSets []endpointChain) []*nft.Chain {
 		nat("nat-prerouting-again", nft.HookPrerouting, nft.PriorityDstNAT+1, services),
 		nat("nat-output-again", nft.HookOutput, nft.PriorityDstNAT+1, services),
 		filter("filter-input", nft.HookInput, priority, append(p.countIn(chainCountTraffic, input), newConnections(chainInputCheck)...)),
-		filter("filter-forward", nft.HookForward, priority, append(p.countIn(chainCountTraffic), newConnections(chainForwardCheck)...)),
-		filter("filter-output", nft.HookOutput, priority, append(p.countIn(chainCountTraffic), newConnections(chainForwardCheck)...)),
+		filter("filter-forward", nft.HookForward, priority, append(p.countIn(chainCountTraffic), p.toForwardCheck()...)),
+		filter("filter-output", nft.HookOutput, priority, append(p.countIn(chainCountTraffic), p.toForwardCheck()...)),
 		nat("nat-postrouting", nft.HookPostrouting, nft.PrioritySrcNAT, p.postrouting()),
 		{Name: chainServices, Rules: p.services(chainSets)},
 		{Name: chainNodePorts, Rules: append(p.findKnown(true), p.find(serviceElement, true))},
@@ -147,7 +149,7 @@ func (p *program) find(kind elementKind, nodePort bool) nft.Rule {
 
 // newConnections calls a chain for the first packet of each connection. All other packets cost one comparison.
 func newConnections(chain string) []nft.Rule {
-	return []nft.Rule{nft.NewRule(nft.Match{Field: nft.CTState, Value: nft.CTStateNew}, nft.Jump(chain))}
+	return []nft.Rule{nft.NewRule(isNew, nft.Jump(chain))}
 }
 
 // checks calls chains for packets that were not translated: an endpoint may itself be a frontend without endpoints.
@@ -169,7 +171,10 @@ func (p *program) checks(forward bool) []nft.Rule {
 	return rules
 }
 
-var wasTranslated = nft.Match{Field: nft.CTStatus, Value: nft.CTStatusDNAT}
+var (
+	isNew         = nft.Match{Field: nft.CTState, Value: nft.CTStateNew}
+	wasTranslated = nft.Match{Field: nft.CTStatus, Value: nft.CTStatusDNAT}
+)
 
 func (p *program) services(chainSets []endpointChain) []nft.Rule {
 	rules := append(p.front.Services(), p.findKnown(false)...)
