@@ -112,7 +112,7 @@ func (c *cluster) fates(packets []evaluator.Packet) (all [][]string) {
 // follow in the transaction that changes that.
 func TestRangesFollow(t *testing.T) {
 	config := Default()
-	config.DirectReturn = true
+	config.DirectReturn, config.NodePortAddresses = true, NodePortAddresses{CIDRs: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}}
 	c, err := New(config)
 	if err != nil {
 		t.Fatal(err)
@@ -152,6 +152,7 @@ func TestRangesFollow(t *testing.T) {
 			p.LoadBalancerIPs, p.Cluster = []netip.Addr{ip("192.0.2.1")}, nil
 		}), []string{some}, []string{allChecked}},
 		{"an external IP is in the range", with(func(p *model.ServicePort) { p.ExternalIPs = []netip.Addr{ip("10.96.0.11")} }), []string{some}, []string{someChecked}},
+		{"a node port answers on all addresses", with(func(p *model.ServicePort) { p.NodePort = 30080 }), []string{all}, []string{someChecked}},
 		{"affinity", with(func(p *model.ServicePort) { p.AffinityTimeout = 1e9 }), []string{some}, []string{"ct state new ct status dnat goto affinity-check", someChecked}},
 		{"the ClusterIP is outside", with(func(p *model.ServicePort) { p.ClusterIP = ip("10.97.0.10") }), []string{all}, []string{allChecked}},
 		{"another range is known", cidrs("10.96.0.0/16", "10.97.0.0/16"), []string{some, "ip daddr 10.97.0.0/16 jump services"}, []string{someChecked, "ip daddr 10.97.0.0/16 ct state new jump forward-check"}},

@@ -49,9 +49,8 @@ func rewritten(chain string, rules ...string) string {
 // -direct, to an endpoint itself: the floor, the rules of 1,000 Services and of 999, which need no set of their chain, and
 // the rules of 1,000 without a part or with it written in another way. Twins show the noise.
 func BenchmarkFirstPacketParts(b *testing.B) {
-	lookups := []string{"ip daddr . meta l4proto . th dport @service-ips-cluster-2 goto cluster-2", "ip daddr . meta l4proto . th dport vmap @service-ips"}
-	inline := rewritten("nat-prerouting", lookups...) + rewritten("nat-prerouting-again", lookups...)
-	ranges := rewritten("filter-forward", "ct state new ip daddr 10.96.0.0/12 jump forward-check")
+	lookUpAll := rewritten("nat-prerouting", "jump services") + rewritten("nat-prerouting-again", "jump services")
+	checkAll := rewritten("filter-forward", "ct state new jump forward-check")
 	var nodes []*node
 	for _, n := range []node{
 		{name: "floor", floor: true, services: 1000},
@@ -61,9 +60,9 @@ func BenchmarkFirstPacketParts(b *testing.B) {
 		{name: "without-again", script: without("nat-prerouting-again")},
 		{name: "without-forward", script: without("filter-forward")},
 		{name: "without-postrouting", script: without("nat-postrouting")},
-		{name: "without-jump", script: inline},
-		{name: "ranges-first", script: ranges},
-		{name: "without-jump-ranges-first", script: inline + ranges},
+		{name: "look-up-all", script: lookUpAll},
+		{name: "check-all", script: checkAll},
+		{name: "look-up-and-check-all", script: lookUpAll + checkAll},
 	} {
 		if n.script != "" {
 			n.rules, n.services = true, 1000
