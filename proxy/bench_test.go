@@ -70,7 +70,8 @@ func (c cluster) port(i int) *model.ServicePort {
 
 // changes returns all of the cluster.
 func (c cluster) changes() *model.Changes {
-	changes := &model.Changes{Full: true, Ports: make(map[model.PortID]*model.ServicePort, c.services), Node: &model.Node{Name: "node-1"}, ServiceCIDRsChanged: true}
+	changes := &model.Changes{Full: true, Ports: make(map[model.PortID]*model.ServicePort, c.services), Node: &model.Node{Name: "node-1"},
+		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")}, ServiceCIDRsChanged: true}
 	for i := range c.services {
 		p := c.port(i)
 		changes.Ports[p.ID] = p
@@ -282,6 +283,15 @@ func BenchmarkOneChange(b *testing.B) {
 					port := c.port(c.services / 2)
 					if i%2 == 1 {
 						port.Cluster = append(port.Cluster, model.Endpoint{AddrPort: netip.MustParseAddrPort("10.200.0.1:8080"), Remote: true})
+					}
+					return port
+				})
+			})
+			b.Run("external-ip-first-or-last", func(b *testing.B) { // the chains that find Services are called for all packets, or not
+				p.benchmark(b, backend, func(i int) *model.ServicePort {
+					port := c.port(c.services / 2)
+					if i%2 == 1 {
+						port.ExternalIPs = []netip.Addr{netip.MustParseAddr("203.0.113.1")}
 					}
 					return port
 				})
