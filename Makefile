@@ -82,7 +82,7 @@ kubernetes: ## Kubernetes' own programs that bin/kubernetes/VERSION lacks; 20 mi
 kubernetes/%:
 	$(GO) run ./hack/kubernetes -go $(GO) -o $(BIN)/kubernetes $*
 
-demo: build ## the main job, in network namespaces that it makes and removes; with KEEP=1 they stay until Ctrl-C
+demo: build ## the main job, in network namespaces that it makes and removes; with KEEP=1 they and the proxy stay until Ctrl-C
 	$(BUILD) -o $(BIN)/demo ./hack/demo
 	$(BIN)/demo $(if $(KEEP),-keep)
 

@@ -47,8 +47,8 @@ type demo struct {
 	out     io.Writer
 }
 
-// run shows everything, in a lab that is new, and tells of it on out.
-func run(ctx context.Context, l *lab.Lab, programs programs, out io.Writer) (err error) {
+// run shows everything, in a lab that is new, and tells of it on out. With keep it leaves all running until ctx ends.
+func run(ctx context.Context, l *lab.Lab, programs programs, out io.Writer, keep bool) (err error) {
 	dir, err := os.MkdirTemp("", "nftproxy-demo-")
 	if err != nil {
 		return err
@@ -67,9 +67,11 @@ func run(ctx context.Context, l *lab.Lab, programs programs, out io.Writer) (err
 			}
 		}
 	}()
-	for _, step := range []func(context.Context) error{
-		d.build, d.startProxy, d.balance, d.change, d.explain, d.apart, d.leave,
-	} {
+	end := d.leave
+	if keep {
+		end = d.stay
+	}
+	for _, step := range []func(context.Context) error{d.build, d.startProxy, d.balance, d.change, d.explain, d.apart, end} {
 		if err := errors.Join(ctx.Err(), step(ctx)); err != nil {
 			return err
 		}

@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -114,6 +115,7 @@ func TestDemo(t *testing.T) {
 	t.Run("runs as root", testDemoAsRoot)
 	t.Run("runs without privileges", testDemoWithoutPrivileges)
 	t.Run("cleans up after an interrupt", testDemoCleansUpAfterAnInterrupt)
+	t.Run("stays until it is interrupted", testDemoStays)
 	t.Run("explains a missing program", testDemoExplainsAMissingProgram)
 }
 
@@ -201,5 +203,32 @@ func testDemoExplainsAMissingProgram(t *testing.T) {
 	}
 	if got, want := demo.Output(), "demo: kube-proxy not found: run `make demo`\n"; got != want {
 		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// testDemoStays keeps the demo, looks from another process at what it left running, and ends it.
+func testDemoStays(t *testing.T) {
+	requireRoot(t)
+	demo, tmp := demoIn(t, buildPrograms(t))
+	demo.Cmd.Args = append(demo.Cmd.Args, "-keep")
+	if err := demo.Cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	demo.Says(t, "kube-proxy.log")
+	for verb, want := range map[string]string{"services": "192.0.2.10:80/TCP", "check": "proxy: applied"} {
+		line := regexp.MustCompile(`nsenter .* ` + verb).FindString(demo.Output())
+		if output, _ := exec.Command("sh", "-c", line).CombinedOutput(); !strings.Contains(string(output), want) { // shop/empty is broken
+			t.Errorf("%s printed %s, want %q", line, output, want)
+		}
+	}
+	if err := demo.Cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	if err := demo.Wait(); err != nil {
+		t.Error(err)
+	}
+	checkNothingLeft(t, tmp)
+	if found := processesOf(t, filepath.Join(filepath.Dir(demo.Cmd.Path), "kube-proxy")); len(found) > 0 {
+		t.Errorf("still running: %v", found)
 	}
 }

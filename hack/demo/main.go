@@ -28,7 +28,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	record := flag.String("record", "", "draw the run as an animated SVG into this `file`, too")
-	keep := flag.Bool("keep", false, "leave the namespaces until Ctrl-C, and say how to enter them")
+	keep := flag.Bool("keep", false, "leave the cluster and its proxy until Ctrl-C, and say how to enter them")
 	flag.Parse()
 	if err := start(ctx, *record, *keep); err != nil {
 		if ctx.Err() != nil {
@@ -66,14 +66,10 @@ func start(ctx context.Context, record string, keep bool) error {
 	}
 	defer l.Close()
 	if record == "" {
-		err := run(ctx, l, programs, os.Stdout)
-		if err == nil && keep {
-			keepUntil(ctx, l, programs, os.Stdout)
-		}
-		return err
+		return run(ctx, l, programs, os.Stdout, keep)
 	}
 	r := &recording{}
-	if err := run(ctx, l, programs, io.MultiWriter(os.Stdout, r)); err != nil {
+	if err := run(ctx, l, programs, io.MultiWriter(os.Stdout, r), keep); err != nil {
 		return err
 	}
 	return r.writeFile(record)
@@ -138,7 +134,7 @@ func runSecondSelf(ctx context.Context) error {
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("user namespaces are disabled: run as root (%w)", err)
 	}
-	if err := cmd.Wait(); err != nil {
+	if err := cmd.Wait(); err != nil && !cmd.ProcessState.Success() {
 		return fmt.Errorf("%w: %w", errSecondSelf, err)
 	}
 	return nil
