@@ -23,7 +23,7 @@ const LabelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 // service holds the parts of a Service that the Tracker uses.
 type service struct {
 	// ports are the Service's ports in all its families, sorted by ID. A Service for another proxy has none. If
-	// published is set, their endpoints share memory with the ports that an earlier join returned.
+	// published is set, join has returned these ports, with endpoints, and nobody may modify them any more.
 	ports     []*model.ServicePort
 	published bool
 	// unguarded holds the families of Options.OnUnguarded.
