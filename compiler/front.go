@@ -32,7 +32,7 @@ var frontCounters = map[string]Counted{
 	directreturn.Asked: CountedAsked, directreturn.Answered: CountedAnswered, directreturn.Unknown: CountedUnknownConnection,
 }
 
-// serveFront tells direct return who owns frontends, if their ranks may have it.
+// serveFront passes the owners of frontends to direct return; nil if the owner's rank cannot have it.
 func (f *family) serveFront(touched []*frontendState) {
 	var key []byte
 	for _, s := range touched {
@@ -48,9 +48,9 @@ func (f *family) serveFront(touched []*frontendState) {
 	}
 }
 
-// Restore makes the compiler go on from the kernel's tables, of whose sets elements returns the elements; none if there is
-// no such set. Call it before the first Apply. Without it, open connections to addresses that have lost direct return are
-// cut at once.
+// Restore makes the compiler go on from the kernel's tables. The function returns the elements of a set there; none if there
+// is no such set. Call Restore before the first Apply. Without it, addresses that have lost direct return lose their open
+// connections at once.
 func (c *Compiler) Restore(elements func(nft.Family, *nft.Set) []nft.Element) {
 	for _, f := range c.served() {
 		f.front.Restore(func(s *nft.Set) []nft.Element { return elements(f.program.family, s) })

@@ -146,6 +146,10 @@ func (s *service) parseAffinity(spec *corev1.ServiceSpec) time.Duration {
 // AnnotationDirectReturn, with the value "true", requests direct return (Options.DirectReturn).
 const AnnotationDirectReturn = "nftproxy.io/direct-return"
 
+// Annotations are the annotations that a Tracker reads: requests of Services, and the time at which endpoints changed, for
+// latency metrics.
+var Annotations = []string{AnnotationDirectReturn, corev1.EndpointsLastChangeTriggerTime}
+
 // parseDirectReturn reports whether a Service requests direct return and can have it. Policy Local keeps the client's
 // address already.
 func (s *service) parseDirectReturn(obj *corev1.Service, base *model.ServicePort) bool {

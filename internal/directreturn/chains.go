@@ -27,8 +27,8 @@ const (
 func Forwards(chain string) bool { return strings.HasPrefix(chain, "direct-") && chain != ChainOwn }
 
 const (
-	// forwardTTL has a packet that the first node sends on: enough to be asked about when it arrives. askTTL has a packet
-	// about which other nodes are asked: enough to reach the pod of another node, and too small for one from a client.
+	// The first node forwards a packet with forwardTTL: enough for the next node to ask others about it. A node asks others
+	// about a packet with askTTL: enough to reach the pod of another node, and less than any client's packet has.
 	forwardTTL, askTTL = 17, 8
 	// seed of the hash of a client; the same on all nodes.
 	seed = 0x6e667470
@@ -83,7 +83,7 @@ func (p *Planner) Services() []nft.Rule {
 	return p.toAddresses(nft.Jump(ChainOwn))
 }
 
-// toAddresses returns a rule that a packet to any of the addresses with direct return matches, and few others.
+// toAddresses returns a rule that matches all packets to addresses with direct return, and few others.
 func (p *Planner) toAddresses(v nft.Verdict) []nft.Rule {
 	if cheap := cheapPrefix(p.prefix); cheap.Bits() > 0 {
 		return []nft.Rule{nft.NewRule(nft.Match{Field: p.family.Daddr(), Value: cheap}, v)}
@@ -91,10 +91,10 @@ func (p *Planner) toAddresses(v nft.Verdict) []nft.Rule {
 	return []nft.Rule{nft.NewRule(v)}
 }
 
-// Chains returns the chains. Clients that local matches are of the cluster: they take the usual way. The chains forward run
-// after conntrack: connections that this node translated stay, whoever has their slot now. An entry for any other
-// connection goes with the packet, because it is never confirmed. The rules of guard run before, for packets of connections
-// that this node does not know.
+// Chains returns the chains. Clients that local matches are of the cluster, and are served as under policy Cluster. The
+// chains that forward run after conntrack: a connection that this node translated stays, even if its slot has moved. The
+// entry of any other connection goes with the packet, because it is never confirmed. Before packets of connections that this
+// node does not know are forwarded, they pass the rules of guard.
 func (p *Planner) Chains(local []nft.Statement, guard []nft.Rule) []*nft.Chain {
 	if !p.prefix.IsValid() {
 		return nil
@@ -127,7 +127,7 @@ func (p *Planner) find() (rules []nft.Rule) {
 	if p.family == nft.FamilyIP6 {
 		protocol, field, types = "ipv6-icmp", nft.ICMPv6Type, []int{nft.ICMPv6DestinationUnreachable, nft.ICMPv6PacketTooBig}
 	}
-	for _, t := range types { // those that conntrack relates to connections
+	for _, t := range types { // conntrack relates these types to connections
 		rules = append(rules, nft.NewRule(nft.Match{Field: nft.MetaL4proto, Value: protocol}, nft.Match{Field: field, Value: t}, nft.Goto(chainErrors)))
 	}
 	return rules
@@ -138,7 +138,7 @@ func (p *Planner) forward(local []nft.Statement, guard []nft.Rule) []nft.Rule {
 	if len(p.sets.counters) > 0 {
 		rules = append(rules, p.counted(p.sets.answered, 2, p.ttlBelow(askTTL), isKnown, nft.Return))
 	}
-	// A flow that nobody answers is not established; this node has translated it all the same.
+	// A flow without answers is not established, although this node has translated it.
 	isOwn := nft.Match{Field: nft.CTStatus, Value: nft.CTStatusDNAT}
 	rules = slices.Concat(rules, returnAll(isKnown, isOwn), returnAll(local...), guard)
 	rules = append(rules, nft.NewRule(p.ttlBelow(forwardTTL), nft.Goto(chainAgain)))
@@ -162,7 +162,8 @@ func returnAll(matches ...nft.Statement) (rules []nft.Rule) {
 	return rules
 }
 
-// again drops what the node of a slot did not know when it was asked, and asks about packets of TCP.
+// again drops packets about which another node asks and whose connection this node does not know, and asks about packets of
+// TCP.
 func (p *Planner) again() []nft.Rule {
 	rules := []nft.Rule{p.counted(p.sets.unknown, 1, p.ttlBelow(askTTL), nft.Drop)}
 	if !p.mute {
@@ -176,7 +177,7 @@ var (
 	isKnown = nft.Match{Field: nft.CTState, Value: nft.CTStateEstablished | nft.CTStateRelated}
 )
 
-// dropInvalid drops packets that nobody would translate: they would go back to the router, again and again.
+// dropInvalid drops packets that no rule would translate: they would go back to the router, again and again.
 func (p *Planner) dropInvalid() nft.Rule {
 	return p.counted(p.sets.unknown, 1, nft.Match{Field: nft.CTState, Value: nft.CTStateInvalid}, nft.Drop)
 }
@@ -196,7 +197,7 @@ func (p *Planner) ask() []nft.Rule {
 	return append(rules, p.dropInvalid())
 }
 
-// opensReturn leaves TCP packets that open connections to the chains after these.
+// opensReturn leaves TCP packets that open connections to later chains.
 func opensReturn() nft.Rule {
 	return nft.NewRule(isTCP, nft.Match{Field: nft.TCPFlags, Value: nft.TCPFlagSYN}, nft.Return)
 }
@@ -216,8 +217,9 @@ func (p *Planner) icmpErrors() []nft.Rule {
 	return rules
 }
 
-// translateOwn translates packets of this node's slots, and keeps their source. It drops others that a node has sent here:
-// the client sends again, when the nodes agree. All else goes on as under policy Cluster.
+// translateOwn translates packets of this node's slots, and keeps their source. It drops packets of other slots that a node
+// has forwarded to this node: the client retransmits, and by then the nodes agree. Other packets go on as under policy
+// Cluster.
 func (p *Planner) translateOwn(local []nft.Statement) []nft.Rule {
 	isNode := nft.Match{Field: nft.FibSaddrType, Value: nft.IntegerData(unix.RTN_LOCAL)}
 	rules := append(returnAll(local...), returnAll(isNode)...)

@@ -7,15 +7,15 @@
 // connection: other nodes may go, and a router may choose another one. With session affinity the hash is that of the
 // address alone, and the numbers of its slots follow the others.
 //
-// Connections outlive a move of their slot. A TCP packet that opens no connection, of a slot of this node and of no
-// connection that this node knows, goes to the endpoints with the next scores for the slot: one of them had the slot before,
-// if this one came since. Its node knows the connection, and the others drop the packet. A datagram does not say whether it
-// opens a flow: flows of UDP and SCTP move with their slot.
+// TCP connections outlive a move of their slot. A node may own the slot of a TCP packet that opens no connection, and not
+// know the packet's connection. Then it forwards the packet to the endpoints with the next scores for the slot: if the slot
+// has moved, one of these endpoints owned it before. The node of this endpoint knows the connection, and the others drop the
+// packet. A datagram does not say whether it opens a flow, so flows of UDP and SCTP move with their slot.
 //
 // The TTL says how often a packet was forwarded. A node forwards what comes from outside, and asks other endpoints about
 // what a node has forwarded, with a smaller TTL. The kernel's dup makes 255 of a TTL of 0: without these rules two nodes
-// that disagree, or a route that leads back, would forward a packet for ever.
+// with different lists of endpoints, or a route that leads back, would forward a packet for ever.
 //
-// The chains of a table stand in front of all others. What they leave alone goes the way of policy Cluster: packets of
-// clients of the cluster, and of slots whose endpoint has no known node.
+// The chains of a table run before all others. Packets of clients of the cluster, and of slots whose endpoint has no known
+// node, go on as under policy Cluster.
 package directreturn

@@ -8,16 +8,16 @@ import (
 	"github.com/nftproxy/nftproxy/model"
 )
 
-// maxAddresses bounds the elements, because anybody who may annotate a Service asks for direct return: a hundred
+// maxAddresses bounds the elements, because anybody who may annotate a Service may request direct return: a hundred
 // addresses have 680,000 elements on a node with a third of the endpoints, and their first sync takes 4 s.
 const maxAddresses = 50
 
 // shareOf is the number of addresses, of most, that Service ports of one namespace may have.
 func shareOf(most int) int { return (2*most + 4) / 5 }
 
-// grants decides which Service ports have direct return: the oldest ones, so that a new Service takes it from none. All nodes
-// decide alike, whatever happened before. Endpoints do not matter: their coming and going must not take direct return from
-// another Service.
+// grants decides which Service ports have direct return: the oldest, so that a new Service takes it from no other. All nodes
+// decide alike, because the decision does not depend on earlier ones. It does not depend on endpoints either: their coming
+// and going must not take direct return from another Service.
 type grants struct {
 	requests map[model.PortID]*request
 	// changed says that requests changed since decide.
@@ -28,13 +28,13 @@ type grants struct {
 type request struct {
 	port    *model.ServicePort
 	granted bool
-	// slots are those of its frontends; nil until one is served.
+	// slots are the slots of its frontends; nil until a frontend is served.
 	slots *slots
 	// told says that Without has returned the Service port.
 	told bool
 }
 
-// ask takes the state of a Service port, nil if it is gone. Direct return needs policy Cluster.
+// ask notes the state of a Service port, nil if it is gone. Direct return needs policy Cluster.
 func (g *grants) ask(id model.PortID, port *model.ServicePort) {
 	r := g.requests[id]
 	asks := port != nil && port.DirectReturn && port.ExternalPolicy == model.PolicyCluster && addresses(port) > 0
@@ -52,7 +52,7 @@ func (g *grants) ask(id model.PortID, port *model.ServicePort) {
 // addresses returns the number of external addresses of a Service port.
 func addresses(p *model.ServicePort) int { return len(p.LoadBalancerIPs) + len(p.ExternalIPs) }
 
-// decide reports whether a Service port that asks got or lost direct return, of which most addresses may have it.
+// decide grants direct return while the addresses are no more than most, and reports whether a Service port got or lost it.
 func (g *grants) decide(most int) (changed bool) {
 	if !g.changed {
 		return false
@@ -87,8 +87,8 @@ func (g *grants) slotsOf(port *model.ServicePort) *slots {
 	return r.slots
 }
 
-// without returns the Service ports that ask and have no direct return because of the limits of addresses and endpoints:
-// those that it has not returned yet, and the number of all. One without endpoints may have slots later.
+// without returns the Service ports that ask and have no direct return because of the limits of addresses and endpoints: in
+// news those that it has not returned yet, in all their number. A Service port without endpoints does not count.
 func (g *grants) without() (news []model.PortID, all int) {
 	for id, r := range g.requests {
 		told := r.told

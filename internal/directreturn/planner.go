@@ -20,8 +20,8 @@ type Planner struct {
 	enabled      bool
 	grants       grants
 	sets         sets
-	// frontends holds the external addresses of Services that ask for direct return, and touched those that Settle looks at.
-	// The keys are those of the frontends in the table's maps.
+	// frontends holds the external addresses of Services that ask for direct return, by their keys in the table's maps.
+	// touched holds the frontends that the next Settle looks at.
 	frontends, touched map[nft.Data]*served
 	// prefix is the longest prefix of all addresses with direct return; not valid if there are none.
 	prefix netip.Prefix
@@ -30,7 +30,7 @@ type Planner struct {
 	inside []string
 	// moved says that mute or inside changed since Settle.
 	moved bool
-	// kernel returns the elements of the sets of an earlier process until the first Settle; nil for no such sets.
+	// kernel returns, until the first Settle, the elements of the sets of an earlier process; nil if there are no such sets.
 	kernel func(*nft.Set) []nft.Element
 }
 
@@ -38,7 +38,7 @@ type Planner struct {
 type served struct {
 	// owner is the Service port that owns the frontend; nil for none.
 	owner *model.ServicePort
-	// slots are those in the draft; nil for none.
+	// slots are the slots in the draft; nil for none.
 	slots *slots
 	// until is the end of the time in which packets of open connections go on to their slots, although the frontend has no
 	// direct return any more; zero for a frontend that has direct return, or never had.
@@ -54,8 +54,8 @@ const LeaveTime = 5 * time.Minute
 // now is another clock in tests.
 var now = time.Now
 
-// LittleEndian says that this machine is. The kernel's jhash follows the byte order, so a big-endian node would compute other
-// slots than the rest of its cluster, and takes no part.
+// LittleEndian says that this machine is little-endian. The kernel's jhash follows the byte order, so a big-endian node would
+// compute other slots than the rest of its cluster, and takes no part.
 var LittleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
 
 // New returns a planner for a draft. Unless it is enabled, and the machine LittleEndian, no Service port has direct return. With
@@ -73,7 +73,7 @@ func New(draft *nft.Draft, enabled, counts bool) *Planner {
 	return p
 }
 
-// Ask takes the state of a Service port, nil if it is gone. Call it for each change, whoever owns the port's addresses.
+// Ask notes the state of a Service port, nil if it is gone. Call it for each change, even if the port owns no address.
 func (p *Planner) Ask(id model.PortID, port *model.ServicePort) {
 	if p.enabled {
 		p.grants.ask(id, port)
@@ -99,7 +99,7 @@ func (p *Planner) Restore(elements func(*nft.Set) []nft.Element) {
 	}
 }
 
-// Serve takes the key of an external address, and the Service port that owns it; nil for none.
+// Serve notes which Service port owns the external address with a key; nil for none.
 func (p *Planner) Serve(key []byte, owner *model.ServicePort) {
 	s := p.frontends[nft.Data(key)]
 	switch {
@@ -113,8 +113,8 @@ func (p *Planner) Serve(key []byte, owner *model.ServicePort) {
 	p.touched[nft.Data(key)] = s
 }
 
-// Limit says that this node forwards nothing, or nothing that enters by the devices inside. What it does not forward goes
-// the usual way.
+// Limit makes this node forward nothing, or nothing that enters by the devices inside. Packets that it does not forward are
+// served as under policy Cluster.
 func (p *Planner) Limit(mute bool, inside []string) {
 	p.mute, p.inside, p.moved = mute, inside, true
 }
@@ -134,7 +134,7 @@ func (p *Planner) ForwardsTo() (to []netip.Addr) {
 }
 
 // Without returns the Service ports that ask for direct return and have none, because of the limits of addresses and
-// endpoints: those that it has not returned yet, and the number of all.
+// endpoints: news are those that it has not returned yet, all is the number of all.
 func (p *Planner) Without() (news []model.PortID, all int) { return p.grants.without() }
 
 // Settle brings the sets of the draft in line with the calls since the last Settle. It reports whether Services or Chains
@@ -181,8 +181,8 @@ func (p *Planner) settle(key nft.Data, s *served) {
 func (s *served) hasLeft() bool { return !s.until.IsZero() && !now().Before(s.until) }
 
 // leave returns the set of frontends that leave, the slots to which packets of open connections go on when a frontend has no
-// direct return any more, and until when; zero values if there are none. A datagram does not say whether it opens a
-// connection, so only those of TCP go on.
+// direct return any more, and until when; zero values if there are none. Only packets of TCP go on, because a datagram does
+// not say whether it opens a connection.
 func (p *Planner) leave(key nft.Data, s *served) (in *nft.Set, left *slots, until time.Time) {
 	if s.owner == nil || s.owner.ID.Protocol != model.TCP || s.hasLeft() {
 		return

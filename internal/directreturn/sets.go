@@ -20,19 +20,19 @@ const (
 	Answered = "direct-answered"
 )
 
-// sets are those of a table in which frontends may have direct return, or leave it. The keys begin with the frontend.
+// sets has the sets and maps of a table. Their keys begin with a frontend, and the keys of maps end with a slot.
 type sets struct {
-	// addresses has the frontends with direct return, and leaving those that leave it.
+	// addresses has the frontends with direct return, and leaving the frontends that leave it.
 	addresses, leaving *nft.Set
-	// hops leads from a frontend and a slot to the address of an endpoint on another node. errorHops has the same elements
-	// for ICMP errors, because nft takes the protocol and the port that these quote for integers.
+	// hops maps a slot to the address of an endpoint on another node. errorHops has the same elements for ICMP errors: nft
+	// takes the protocol and the port in a quoted packet for integers, so the type of the key differs.
 	hops, errorHops *nft.Set
-	// own leads to an endpoint of this node, and others to the addresses of endpoints that may know TCP connections of this
-	// node's slots.
+	// own maps a slot to an endpoint of this node. others maps a slot of this node to the addresses of endpoints that may
+	// know its TCP connections.
 	own, others *nft.Set
-	// counters have all frontends, and count packets: unknown those that are dropped because nodes do not know their
-	// connection, asked those about which this node asks others, and answered those about which others asked, and which are
-	// of a connection of this node. Empty unless packets are counted.
+	// counters have all frontends, and count packets; empty unless packets are counted. unknown counts packets that are
+	// dropped because their connection is not known, asked packets about which this node asks others, and answered packets
+	// about which others ask and whose connection this node knows.
 	counters                 []*nft.Set
 	unknown, asked, answered *nft.Set
 }

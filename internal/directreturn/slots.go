@@ -22,14 +22,14 @@ const (
 	asked = 3
 )
 
-// choice says for what a slot's packets are sent to an endpoint.
+// choice says why a slot's packets are sent to an endpoint.
 type choice uint8
 
 const (
 	// hop is the slot's owner, on another node, and here one on this node.
 	hop choice = iota
 	here
-	// firstOther and the next ones are the endpoints that are asked about TCP connections of a slot of this node.
+	// firstOther and the choices after it are the endpoints to ask about TCP connections of a slot of this node.
 	firstOther
 	choices = firstOther + asked
 )
@@ -46,12 +46,12 @@ func slotNumber(slot, rank int, affinity bool) int {
 
 // slots are the slots of the frontends of a Service port. They do not change.
 type slots struct {
-	// cluster and serving are the lists of which they were made.
+	// cluster and serving are the lists from which newSlots made the slots.
 	cluster []model.Endpoint
 	serving []netip.AddrPort
 	// affinity says that the hash of a client's address alone chooses the slot.
 	affinity bool
-	// endpoints has those of cluster, then those of serving that terminate.
+	// endpoints has the endpoints of cluster, then the terminating endpoints of serving.
 	endpoints []netip.AddrPort
 	// to has the index in endpoints, plus 1, of each choice for each slot; 0 for none.
 	to [choices][slotCount]uint16
@@ -91,8 +91,7 @@ func (s *slots) endpoint(c choice, slot int) netip.AddrPort {
 	return s.endpoints[s.to[c][slot]-1]
 }
 
-// elsewhere returns the indices of the endpoints that other nodes know: those of other nodes, and those that terminate but
-// still serve, wherever they are.
+// elsewhere returns the indices of the endpoints of other nodes, and of all endpoints that terminate but still serve.
 func (s *slots) elsewhere() (indices []uint16) {
 	for i := range s.endpoints {
 		if i >= len(s.cluster) || s.cluster[i].Remote {
@@ -148,9 +147,9 @@ func (c candidate) compare(other candidate) int {
 	return cmp.Or(cmp.Compare(other.score, c.score), cmp.Compare(c.slot, other.slot))
 }
 
-// next turns to the endpoint with the next lower score; of those with one score, to the one with the next lower index. It
-// leaves out none: slotOwners would seek an endpoint with free slots for ever. Tenants write addresses, so they can find
-// two with one seed.
+// next moves to the endpoint with the next lower score, or with the same score and the next lower index. It skips no
+// endpoint: slotOwners would look for an endpoint with free slots for ever. Two endpoints can have one seed, because tenants
+// write addresses.
 func (c *candidate) next(seeds []uint64) {
 	below, before := c.score, c.owner
 	c.score = 0

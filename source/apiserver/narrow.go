@@ -38,7 +38,7 @@ func (c Config) narrowNodes(options *metav1.ListOptions) {
 	}
 }
 
-// trim drops managed fields, and annotations except readAnnotations, so that a sink that keeps a piece of an object
+// trim drops managed fields, and annotations except tracker.Annotations, so that a sink that keeps a piece of an object
 // does not keep them too. With details the annotations of a Service stay too.
 func trim(obj metav1.Object, details bool) {
 	obj.SetManagedFields(nil)
@@ -46,7 +46,7 @@ func trim(obj metav1.Object, details bool) {
 		return
 	}
 	var kept map[string]string
-	for _, name := range readAnnotations {
+	for _, name := range tracker.Annotations {
 		if value, ok := obj.GetAnnotations()[name]; ok {
 			if kept == nil {
 				kept = make(map[string]string, 1)
@@ -56,6 +56,3 @@ func trim(obj metav1.Object, details bool) {
 	}
 	obj.SetAnnotations(kept)
 }
-
-// readAnnotations are the time at which endpoints changed, for latency metrics, and requests of Services.
-var readAnnotations = [...]string{corev1.EndpointsLastChangeTriggerTime, tracker.AnnotationDirectReturn}

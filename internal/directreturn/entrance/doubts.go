@@ -6,7 +6,7 @@ import (
 	"github.com/nftproxy/nftproxy/sysctl"
 )
 
-// Doubt is something on this node that may lose packets, or long ones. Whether it does, only the administrator knows.
+// Doubt is something on this node that may lose packets, or long packets. Only the administrator knows whether it does.
 type Doubt struct {
 	// What ends with Names: interfaces, or chains.
 	What        string

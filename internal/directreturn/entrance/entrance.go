@@ -12,7 +12,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Rules forward packets. They are those of a compiler.Compiler.
+// Rules forward packets. A compiler.Compiler implements Rules.
 type Rules interface {
 	// ForwardsTo returns the addresses to which they forward, sorted.
 	ForwardsTo() []netip.Addr
@@ -22,10 +22,10 @@ type Rules interface {
 
 // Entrance limits what rules forward, as the node's routes, policies and devices demand.
 type Entrance struct {
-	// LookAt returns what Obstacle and Inside do. Tests replace it.
+	// LookAt returns the results of Obstacle and Inside. Tests replace it.
 	LookAt     func(to, own []netip.Addr) (obstacle string, inside []string, err error)
 	onObstacle func(string)
-	// to has the addresses that were looked at, and own those of the Node.
+	// to has the addresses of the last look, and own the addresses of the Node.
 	to, own []netip.Addr
 	// known says that a look succeeded, and obstacle and inside are what the last one found.
 	known    bool

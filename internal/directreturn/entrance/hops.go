@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Hop is an interface by which routes lead to other machines, and how long packets may be there.
+// Hop is an interface by which routes lead to other machines, and the length of packets that it takes.
 type Hop struct {
 	Interface string
 	MTU       int
@@ -22,10 +22,10 @@ func (h Hop) String() string { return fmt.Sprintf("%s (%d)", h.Interface, h.MTU)
 // maxRoutes bounds the routes of a family that SmallHops reads: a node may have those of the whole Internet.
 const maxRoutes = 10_000
 
-// SmallHops returns the hops, sorted, whose MTU is smaller than that of the default route, and the latter: 0 without a
-// default route. It looks at the routes of the main table with a gateway, with an MTU of their own, or by a device without
-// neighbours such as WireGuard's. Others lead to pods of this machine or to its own networks. The network namespace is the
-// thread's.
+// SmallHops returns the hops, sorted, whose MTU is smaller than the MTU of the default route, and the MTU of the default
+// route: 0 without a default route. It looks at the routes of the main table with a gateway, with an MTU of their own, or by
+// a device without neighbours such as WireGuard's. Others lead to pods of this machine or to its own networks. The network
+// namespace is the thread's.
 func SmallHops() (small []Hop, defaultMTU int, err error) {
 	interfaces, err := net.Interfaces()
 	if err != nil {

@@ -78,9 +78,9 @@ func byDestination(link netlink.Link) bool {
 }
 
 // Inside returns the names, sorted, of the devices with networks for which this machine is the gateway, such as those of
-// containers and virtual machines: devices with an address by which no route leads to another gateway, and none of the
-// machine's addresses own. What enters by them comes from inside the node, or is the node's to translate. The network
-// namespace is the thread's.
+// containers and virtual machines: devices that have an address, but none of own, and by which no route leads to another
+// gateway. Packets that enter by them come from inside the node, or the node translates their source. The network namespace
+// is the thread's.
 func Inside(own []netip.Addr) (names []string, err error) {
 	interfaces, err := net.Interfaces()
 	if err != nil {
