@@ -298,13 +298,14 @@ FOCUS ?=
 FROM  ?=
 .PHONY: e2e
 e2e: WANTS = make e2e
-e2e: NEEDS = containerd:containerd runc:runc mmdebstrap:mmdebstrap ptp:containernetworking-plugins iptables:iptables nft:nftables
+e2e-mutants: WANTS = make e2e-mutants
+e2e e2e-mutants: NEEDS = containerd:containerd runc:runc mmdebstrap:mmdebstrap ptp:containernetworking-plugins iptables:iptables nft:nftables
 e2e: prerequisites build kubernetes ## docs/e2e-report.md: Kubernetes' own e2e suite and scenarios in a cluster of three nodes; PARTS=dns,swap for some of it; needs root and 8 GB
 	$(BUILD) -o $(BIN)/_e2e ./hack/e2e
 	$(BIN)/_e2e run --go $(GO) --bin $(BIN) --parts '$(PARTS)' --focus '$(FOCUS)' --from '$(FROM)' --page $(if $(PARTS)$(FOCUS),$(BIN)/e2e-report.md,docs/e2e-report.md)
 
 .PHONY: e2e-mutants
-e2e-mutants: build kubernetes ## docs/e2e-mutants.md: three defects of the compiler, which Kubernetes' suite must find; after make e2e, whose packages it needs
+e2e-mutants: prerequisites build kubernetes ## docs/e2e-mutants.md: three defects of the compiler, which Kubernetes' suite must find, in ten minutes; needs root and 8 GB
 	$(BUILD) -o $(BIN)/_e2e ./hack/e2e
 	$(BIN)/_e2e up --go $(GO) --bin $(BIN)
 	$(BIN)/_e2e mutants --go $(GO) --bin $(BIN) --page docs/e2e-mutants.md; verdict=$$?; $(BIN)/_e2e down; exit $$verdict
