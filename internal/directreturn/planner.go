@@ -21,15 +21,14 @@ type Planner struct {
 	grants       grants
 	sets         sets
 	// frontends holds the external addresses of Services that ask for direct return, by their keys in the table's maps.
-	// touched holds the frontends that the next Settle looks at.
-	frontends, touched map[nft.Data]*served
+	frontends map[nft.Data]*served
+	// touched says that a frontend, mute or inside changed since Settle.
+	touched bool
 	// prefix is the longest prefix of all addresses with direct return; not valid if there are none.
 	prefix netip.Prefix
 	// mute says that this node forwards nothing, and inside has the devices by which packets come from inside the node.
 	mute   bool
 	inside []string
-	// moved says that mute or inside changed since Settle.
-	moved bool
 	// kernel returns, until the first Settle, the elements of the sets of an earlier process; nil if there are no such sets.
 	kernel func(*nft.Set) []nft.Element
 }
@@ -65,7 +64,7 @@ func New(draft *nft.Draft, enabled, counts bool) *Planner {
 		MaxAddresses: maxAddresses, draft: draft, family: draft.Family(), enabled: enabled && LittleEndian,
 		grants:    grants{requests: map[model.PortID]*request{}},
 		sets:      newSets(draft.Family(), counts),
-		frontends: map[nft.Data]*served{}, touched: map[nft.Data]*served{},
+		frontends: map[nft.Data]*served{},
 	}
 	if p.enabled {
 		p.sets.put(draft)
@@ -91,10 +90,9 @@ func (p *Planner) Restore(elements func(*nft.Set) []nft.Element) {
 		return read[s]
 	}
 	for _, e := range slices.Concat(p.kernel(p.sets.addresses), p.kernel(p.sets.leaving)) {
-		s := &served{inKernel: true}
-		p.frontends[e.Key], p.touched[e.Key] = s, s
+		p.frontends[e.Key], p.touched = &served{inKernel: true}, true
 	}
-	if len(p.touched) > 0 && !p.enabled {
+	if p.touched && !p.enabled {
 		p.sets.put(p.draft)
 	}
 }
@@ -109,14 +107,13 @@ func (p *Planner) Serve(key []byte, owner *model.ServicePort) {
 		s = &served{}
 		p.frontends[nft.Data(key)] = s
 	}
-	s.owner = owner
-	p.touched[nft.Data(key)] = s
+	s.owner, p.touched = owner, true
 }
 
 // Limit makes this node forward nothing, or nothing that enters by the devices inside. Packets that it does not forward are
 // served as under policy Cluster.
 func (p *Planner) Limit(mute bool, inside []string) {
-	p.mute, p.inside, p.moved = mute, inside, true
+	p.mute, p.inside, p.touched = mute, inside, true
 }
 
 // ForwardsTo returns the addresses of endpoints on other nodes, sorted, to which this node forwards packets unless it is
@@ -140,21 +137,18 @@ func (p *Planner) Without() (news []model.PortID, all int) { return p.grants.wit
 // Settle brings the sets of the draft in line with the calls since the last Settle. It reports whether Services or Chains
 // may return other rules than before.
 func (p *Planner) Settle() (changed bool) {
-	decided := p.grants.decide(p.MaxAddresses) // rare
-	for key, s := range p.frontends {
-		if decided || s.hasLeft() {
-			p.touched[key] = s
-		}
+	touched := p.grants.decide(p.MaxAddresses) || p.touched
+	for _, s := range p.frontends {
+		touched = touched || s.hasLeft()
 	}
-	if len(p.touched) == 0 && !p.moved {
+	if !touched {
 		return false
 	}
-	for key, s := range p.touched {
+	for key, s := range p.frontends {
 		p.settle(key, s)
 	}
-	clear(p.touched)
 	before := p.prefix
-	p.kernel, p.moved, p.prefix = nil, false, p.sets.prefix(p.family)
+	p.kernel, p.touched, p.prefix = nil, false, p.sets.prefix(p.family)
 	return before.IsValid() || p.prefix.IsValid()
 }
 
@@ -184,20 +178,20 @@ func (s *served) hasLeft() bool { return !s.until.IsZero() && !now().Before(s.un
 // direct return any more, and until when; zero values if there are none. Only packets of TCP go on, because a datagram does
 // not say whether it opens a connection.
 func (p *Planner) leave(key nft.Data, s *served) (in *nft.Set, left *slots, until time.Time) {
-	if s.owner == nil || s.owner.ID.Protocol != model.TCP || s.hasLeft() {
+	switch {
+	case s.owner == nil, s.owner.ID.Protocol != model.TCP, s.hasLeft():
 		return
+	case !s.until.IsZero():
+		return p.sets.leaving, s.slots, s.until
 	}
 	had := s.slots
 	if s.inKernel {
 		had = p.sets.read(key, p.kernel)
 	}
-	if until = s.until; until.IsZero() {
-		until = now().Add(LeaveTime)
-		if had == nil || p.sets.leaving.Len() >= p.MaxAddresses { // somebody makes many addresses come and go
-			return nil, nil, time.Time{}
-		}
+	if had == nil || p.sets.leaving.Len() >= p.MaxAddresses { // somebody makes many addresses come and go
+		return
 	}
 	slots := *had
 	slots.to[here] = [slotCount]uint16{} // other nodes do not know them
-	return p.sets.leaving, &slots, until
+	return p.sets.leaving, &slots, now().Add(LeaveTime)
 }

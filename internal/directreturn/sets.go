@@ -79,6 +79,9 @@ func (s *sets) with(c choice) (sets []*nft.Set, rank int) {
 
 // replace brings the elements of a frontend from one state to another.
 func (s *sets) replace(draft *nft.Draft, frontend nft.Data, have, want *slots) {
+	if have == want {
+		return
+	}
 	if have != nil && want != nil && have.affinity != want.affinity { // all slots have other numbers
 		s.replace(draft, frontend, have, nil)
 		have = nil
