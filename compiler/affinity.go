@@ -30,8 +30,8 @@ type clientMaps struct {
 	// nodePortsChanged says that a node port got or lost affinity since family.putExceptions.
 	nodePortsChanged bool
 	// stale holds the maps that may have clients of endpoints that are gone. The value is true until the commit that takes
-	// the endpoint out of the rules: before it, packets still add clients of the endpoint, so a map that was cleaned
-	// meanwhile stays stale.
+	// the endpoint out of the rules: before it, packets still add clients of the endpoint, so a map that is cleaned
+	// before the commit stays stale.
 	stale map[mapKey]bool
 	// moves holds, since the last commit, new maps and maps whose counterpart for the other list was removed. Frontends that
 	// used the counterpart find no client in such a map unless the clients are copied: see Affinity.Moves.
@@ -76,8 +76,8 @@ func (a *clientMaps) move(fe frontend, have, want *plan) {
 	a.nodePortsChanged = a.nodePortsChanged || fe.isNodePort()
 }
 
-// replace replaces the maps and chains of one state of a Service port by those of another one, whoever owns its
-// frontends. Either may be nil.
+// replace replaces the maps and chains for one state of a Service port by the maps and chains for another state. Either state
+// may be nil. The owner of the port's frontends does not matter.
 func (a *clientMaps) replace(have, want *portPlans) {
 	for _, list := range endpointLists {
 		if want.recordsIn(list) {
@@ -140,9 +140,9 @@ func (a *clientMaps) committed() {
 	}
 }
 
-// affinitySize returns how many clients each map holds, where an IP family has so many maps: a flood can fill all of
-// them. Further clients are served without affinity. The kernel keeps the size that a map was made with, so at most 64
-// have the largest one, whatever came and went.
+// affinitySize returns how many clients each map holds if an IP family has so many maps, because a flood can fill all maps.
+// Further clients are served without affinity. The kernel keeps the size with which a map was made, so at most 64 maps ever
+// have the largest size.
 func affinitySize(maps int) uint32 {
 	switch {
 	case maps <= 64:

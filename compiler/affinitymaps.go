@@ -102,7 +102,7 @@ func (a Affinity) Current(m AffinityMap) (AffinityMap, bool) {
 	return f.affinityMap(port, m.list), true
 }
 
-// Cleaned tells the compiler that the kernel's map has clients of the endpoints of m only. The map stays stale if an
+// Cleaned notes that the kernel's map has clients of the endpoints of m only. The map stays stale if an
 // endpoint went since m was returned, or goes with the next commit: until then packets add clients of it.
 func (a Affinity) Cleaned(m AffinityMap) {
 	stale := a.families.get(m.Port.Family).clientMaps.stale

@@ -92,7 +92,7 @@ func newClaims(ports int) claims {
 	}
 }
 
-// replace withdraws the claims of one state of a Service port, and makes those of another one. Either may be nil.
+// replace withdraws the claims of one state of a Service port, and makes the claims of another state. Either may be nil.
 func (c *claims) replace(have, want *portPlans) {
 	if have != nil {
 		eachFrontend(have.ServicePort, func(_ rank, fe frontend) {

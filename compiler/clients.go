@@ -69,7 +69,7 @@ func (p *program) localCIDRs() []netip.Prefix {
 	return prefixesOf(p.family, cidrs)
 }
 
-// isLocalClient reports whether a client is of the cluster or the node, and whether its address tells that.
+// isLocalClient reports whether a client is of the cluster or the node, and whether the address alone decides it.
 func (p *program) isLocalClient(client netip.Addr) (local, known bool) {
 	local = slices.Contains(p.node.IPs, client) ||
 		slices.ContainsFunc(p.localCIDRs(), func(cidr netip.Prefix) bool { return cidr.Contains(client) })
@@ -151,9 +151,9 @@ func prefixesOf(f nft.Family, prefixes []netip.Prefix) []netip.Prefix {
 	return out
 }
 
-// withoutNested sorts the prefixes, and returns them without those that another one contains.
+// withoutNested sorts the prefixes, and returns them without prefixes that another prefix contains.
 func withoutNested(prefixes []netip.Prefix) (out []netip.Prefix) {
-	// A wide prefix sorts right before all that it contains.
+	// A wide prefix sorts right before the prefixes that it contains.
 	slices.SortFunc(prefixes, netip.Prefix.Compare)
 	for _, p := range prefixes {
 		if len(out) == 0 || !out[len(out)-1].Contains(p.Addr()) {

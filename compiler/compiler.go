@@ -151,8 +151,8 @@ type families [len(model.Families)]*family
 
 func (fs *families) get(f model.Family) *family { return fs[familyIndex(f)] }
 
-// familyIndex returns the index of a family in families. Using that of no family panics: rules in the other family's
-// table would be wrong silently.
+// familyIndex returns the index of a family in families. An invalid family makes the caller panic: rules in the other
+// family's table would be wrong silently.
 func familyIndex(f model.Family) int { return slices.Index(model.Families[:], f) }
 
 func nftFamily(f model.Family) nft.Family { return nft.Families[familyIndex(f)] }

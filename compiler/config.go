@@ -23,12 +23,12 @@ const (
 	Endpoints = "endpoints"
 )
 
-// TableNameFor returns the name of the tables of both families: TableName, or for the proxy of a service-proxy-name
-// "kube-proxy." and that name.
+// TableNameFor returns the name of the tables of both families: TableName, or, for a proxy with a service-proxy-name,
+// "kube-proxy." and the service-proxy-name.
 func TableNameFor(serviceProxyName string) string { return nameFor(TableName, serviceProxyName) }
 
 // TemporaryNameFor returns the name of the tables that serve while another program's tables with the name
-// TableNameFor(serviceProxyName) are replaced. It never equals the name of another proxy's table, whatever the
+// TableNameFor(serviceProxyName) are replaced. It never equals the name of another proxy's table, for any
 // argument.
 func TemporaryNameFor(serviceProxyName string) string {
 	return nameFor(TemporaryName, serviceProxyName)
@@ -47,7 +47,7 @@ const DefaultMasqueradeBit = 14
 // Config holds the parameters of the fixed program. The zero value masquerades nothing but hairpins and external
 // traffic, by bit 0 of the mark, and answers node ports nowhere. See Default.
 type Config struct {
-	// ServiceProxyName is set for a proxy beside another one: the value of the label service.kubernetes.io/service-proxy-name
+	// ServiceProxyName is set for a proxy beside another proxy: the value of the label service.kubernetes.io/service-proxy-name
 	// of its Services, at most 63 bytes. Its tables have a name of their own: see TableNameFor. Its filter chains run before other
 	// proxies' filter chains, which drop addresses of Service CIDRs that no Service of theirs holds. It drops no address
 	// of a Service CIDR itself, because a Service of another proxy may hold the address.

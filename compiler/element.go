@@ -63,11 +63,11 @@ const (
 // elementRows says everything about each kind: its sets, and which plans need an element in them. readOrder says how
 // elements are read.
 var elementRows = [elementKinds]struct {
-	// names has the name of the set for addresses and that of the set for node ports. Some kinds have no elements for node ports.
+	// names are the names of the set for addresses and of the set for node ports. Some kinds have no elements for node ports.
 	names [2]string
 	// typed completes the type of a set whose key is not a frontend.
 	typed func(*nft.Set, nft.Family)
-	// counts says what the elements count. A set that only counts does not exist without that.
+	// counts says what the elements count. A set that only counts exists only if counting is on.
 	counts    counting
 	onlyCount bool
 	verdicts  bool

@@ -51,8 +51,8 @@ type endpointChains struct {
 	groups map[endpointChain]*chainGroup
 	// spareSets says that chains that exist in advance have a set, if they may.
 	spareSets bool
-	// changes counts the calls of count; settled is that of the last settle. setChanges
-	// counts the sets that came and went.
+	// changes counts the calls of count; settled is the value of changes at the last settle. setChanges counts the sets
+	// that were added and removed.
 	changes, settled, setChanges int
 }
 

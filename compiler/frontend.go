@@ -26,7 +26,7 @@ func (f frontend) String() string {
 	return fmt.Sprintf("%s/%s", netip.AddrPortFrom(f.addr, f.port), f.protocol)
 }
 
-// maxFrontendKey is the length of the longest key, that of an IPv6 address.
+// maxFrontendKey is the length of the longest key: the key of an IPv6 address.
 const maxFrontendKey = 16 + 4 + 4
 
 // key returns the frontend as a key of the maps, or the start of one.

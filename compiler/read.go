@@ -13,7 +13,7 @@ import (
 	"github.com/nftproxy/nftproxy/nft"
 )
 
-// FrontendKind is the kind of address that a frontend is, as far as a table tells.
+// FrontendKind is the kind of address that a frontend is, as far as a table shows it.
 type FrontendKind string
 
 const (
@@ -38,7 +38,7 @@ const (
 
 // Frontend is one address that clients dial, and its treatment by a table. Everything in it is read from the table.
 type Frontend struct {
-	// Family is that of the table.
+	// Family is the table's.
 	Family nft.Family
 	// Protocol is TCP, UDP or SCTP.
 	Protocol model.Protocol

@@ -136,7 +136,7 @@ func (f *family) putExceptions(touched []*frontendState) {
 	}
 }
 
-// sharedAddresses writes the addresses that several Service ports may need, whoever owns their frontends: ClusterIPs,
+// sharedAddresses writes the addresses that several Service ports may need, also ports that own no frontend: ClusterIPs,
 // and the endpoints in the set hairpin. An element stays for as long as a Service port needs it.
 type sharedAddresses struct {
 	draft                *nft.Draft
@@ -159,7 +159,7 @@ func newSharedAddresses(draft *nft.Draft, s *sets) sharedAddresses {
 	}
 }
 
-// replace replaces what one state of a Service port needs by what another one does. Either may be nil.
+// replace replaces the addresses for one state of a Service port by the addresses for another state. Either may be nil.
 func (a *sharedAddresses) replace(have, want *model.ServicePort) {
 	moved := have == nil || want == nil || have.ClusterIP != want.ClusterIP
 	if moved && want != nil && want.ClusterIP.IsValid() {
@@ -181,7 +181,7 @@ func (a *sharedAddresses) replace(have, want *model.ServicePort) {
 	}
 }
 
-// key returns an address, so many times.
+// key returns an address, repeated.
 func (a *sharedAddresses) key(addr netip.Addr, times int) nft.Data {
 	var buf [2 * 16]byte
 	key := buf[:0]

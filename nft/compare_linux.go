@@ -11,12 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CompareOptions are the options of Compare. The zero value is for a wanted table that does not change meanwhile.
+// CompareOptions are the options of Compare. The zero value is for a wanted table that does not change during Compare.
 type CompareOptions struct {
 	// Guard, if set, runs each piece of work that reads the wanted table, for example under a lock. An error of Guard ends
 	// Compare.
 	Guard func(work func()) error
-	// ThroughCommits continues when somebody commits, instead of returning ErrGenerationMoved.
+	// ThroughCommits continues after a concurrent commit, instead of returning ErrGenerationMoved.
 	ThroughCommits bool
 	// RefillFrom, if not 0, is the number of elements from which on a map with values is not compared: the transaction
 	// flushes it and adds all wanted elements. The kernel's time for a listing grows with the square of a set's length, and
@@ -24,12 +24,12 @@ type CompareOptions struct {
 	RefillFrom int
 }
 
-// Compare lists the kernel's table and returns the transaction that turns it into want. The result is that of Diff
-// after ReadTable, without a copy of the elements: memory holds the differences, and 11 to 23 bytes for each listed
-// element. Of Dynamic sets it reads the catch-all only, so packets cannot make it slow.
+// Compare lists the kernel's table and returns the transaction that turns it into want. The result is the same as of
+// Diff after ReadTable, without a copy of the elements: memory holds the differences, and 11 to 23 bytes for each listed
+// element. Compare reads only the catch-all of Dynamic sets, so packets cannot make it slow.
 //
 // With Guard, no lock need be held while the kernel lists. A piece of work is some hundred elements (tens of
-// microseconds), or a whole set if elements are missing or somebody has committed. Between two pieces, elements of
+// microseconds), or a whole set if elements are missing or another program has committed. Between two pieces, elements of
 // the wanted sets may change if the same change is committed; the caller then ignores what Compare returns about
 // them. After any other change of the wanted table, Guard must return an error without running the work.
 //
@@ -37,7 +37,7 @@ type CompareOptions struct {
 // generation of its own, for which the caller is notified. If there is a difference, Compare returns it together with
 // ErrGenerationMoved.
 //
-// Compare ends with ctx's error as soon as ctx is done, and with ErrGenerationMoved as soon as somebody commits
+// Compare ends with ctx's error as soon as ctx is done, and with ErrGenerationMoved after a concurrent commit
 // (unless ThroughCommits is set) or when the kernel's count of a set shows that the listing was cut short (kernel
 // 6.15). It asks the kernel by key for missing elements, up to 1,000 of a set. The connection is busy all the while,
 // so give Compare one of its own: see Another.
@@ -66,7 +66,7 @@ type comparison struct {
 	reader reader
 	guard  func(func()) error
 	want   *Table
-	// refillFrom is that of CompareOptions.
+	// refillFrom is CompareOptions.RefillFrom.
 	refillFrom int
 }
 
@@ -183,7 +183,7 @@ func (c *comparison) askFor(e *elementComparison, missing []Element) error {
 }
 
 // countAgain handles a listing with fewer elements than the kernel counted before it. Either elements were deleted
-// meanwhile, or the listing omitted some, perhaps of others. So under the guard it compares the kernel's count
+// during the listing, or the listing omitted elements, perhaps of other programs. So under the guard it compares the kernel's count
 // (kernel 6.15) with the number of known elements.
 func (c *comparison) countAgain(e *elementComparison) (err error) {
 	refused := c.guard(func() {
@@ -233,8 +233,8 @@ func (e *elementComparison) take(r *rawElement) error {
 	return nil
 }
 
-// missing returns the wanted elements that were not listed. If nobody has committed meanwhile and there are none, it
-// does not walk the set.
+// missing returns the wanted elements that were not listed. If there was no concurrent commit and no element is missing,
+// it does not walk the set.
 func (e *elementComparison) missing(committed bool) (missing []Element) {
 	if catchAll, wanted := e.set.Element(CatchAll); wanted && !e.catchAll {
 		missing = append(missing, catchAll)
@@ -250,8 +250,8 @@ func (e *elementComparison) missing(committed bool) (missing []Element) {
 	return missing
 }
 
-// known counts the elements that the kernel is known to have: the wanted ones without the missing ones, and the unwanted
-// ones.
+// known counts the elements that the kernel is known to have: wanted elements that are not missing, and unwanted
+// elements.
 func (e *elementComparison) known() int {
 	n := e.set.countable()
 	replaced := map[Data]bool{}
@@ -282,8 +282,8 @@ func (e *elementComparison) addMissing(missing []Element) {
 }
 
 // seenKeys is the set of keys that a listing had. It holds a hash of 64 bits of each, so a key takes 11 to 23 bytes,
-// whatever its length. Once in 500 million checks of 250,000 elements, two keys have the same hash. That check does not
-// look at the second element.
+// of any length. Once in 500 million checks of 250,000 elements, two keys have the same hash. Such a check misses the
+// second element.
 type seenKeys struct {
 	seed   maphash.Seed
 	hashes map[keyHash]struct{}

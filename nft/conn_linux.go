@@ -26,7 +26,7 @@ type Config struct {
 // after another. So use a connection of its own for calls that take long, such as reading large tables: see Another.
 //
 // After an error that is not the kernel's answer, such as no answer within ten seconds or a full buffer, a Conn
-// closes its socket, and the next call opens another one in the same namespace.
+// closes its socket, and the next call opens another socket in the same namespace.
 type Conn struct {
 	namespace *namespace
 	// turn is a lock on socket, closed and owned: who has put a value into it holds the lock. It is a channel, so

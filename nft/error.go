@@ -30,14 +30,14 @@ import (
 var (
 	// ErrInvalid says that the kernel cannot take a value. The error's text names the object and the fault.
 	ErrInvalid = errors.New("not valid")
-	// ErrTableOwned says that another process owns the table (flag owner), or that this one did and its connection
-	// was closed.
+	// ErrTableOwned says that another process owns the table (flag owner), or that this process owned it and its
+	// connection was closed.
 	ErrTableOwned = errors.New("the table belongs to another process")
 	// ErrSetFull says that a set has as many elements as its Size allows.
 	ErrSetFull = errors.New("the set is full")
 	// ErrTooLarge says that the socket does not take a batch of that size. The error's text names the sysctl to set.
 	ErrTooLarge = errors.New("the batch is larger than the socket takes")
-	// ErrGenerationMoved says that somebody committed while nf_tables was read, or since the Generation of a
+	// ErrGenerationMoved says that another program committed while nf_tables was read, or since the Generation of a
 	// Transaction. Try again.
 	ErrGenerationMoved = errors.New("the ruleset changed while it was read")
 )

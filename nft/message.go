@@ -49,8 +49,8 @@ func (e *encoder) addTable(s Step, a netlinkattr.List) {
 	e.message(s, unix.NFT_MSG_NEWTABLE, netlink.Create, a)
 }
 
-// destroyTable deletes a table that may not be there. Kernels before 6.3 cannot say that; there, adding the table
-// first makes the deletion succeed. On later ones that would fail if the table has flags that it is not added with.
+// destroyTable deletes a table that may not be there. Kernels before 6.3 have no such message; there, adding the
+// table first makes the deletion succeed. On later kernels adding the table would fail if the table has other flags.
 func (e *encoder) destroyTable(s Step, a netlinkattr.List) {
 	if e.canDestroy {
 		e.message(s, netlinkattr.MsgDestroyTable, 0, a)

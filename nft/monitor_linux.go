@@ -162,7 +162,7 @@ func (e *Event) decodeGeneration(data []byte) error {
 // PROC_PID_INIT_INO of linux/proc_ns.h.
 const initialPIDNamespace = "pid:[4026531836]"
 
-// findProcess fills in the process of the thread. The thread's id may belong to another one by now, so the name has
+// findProcess fills in the process of the thread. The thread's id may belong to another thread by now, so the name has
 // to be the same.
 func (e *Event) findProcess() {
 	if namespace, err := os.Readlink("/proc/self/ns/pid"); err != nil || namespace != initialPIDNamespace {

@@ -18,7 +18,7 @@ func probeTable() string { return fmt.Sprintf("nftproxy-probe-%016x", rand.Uint6
 // Probe finds out whether the kernel has the features (FeatureBasic, if none is named) in tables of these families (both, if
 // none is named). It returns a MissingError that lists what is missing. No rule of it takes effect: each probe is one transaction that ends by deleting the table that it added; if the table has to be read,
 // it has no chains, and another transaction deletes it. If privileges are missing, or the kernel stays short of memory or
-// busy, the error is that of Commit.
+// busy, the error is Commit's.
 func (c *Conn) Probe(ctx context.Context, families []Family, wanted ...Feature) error {
 	if len(families) == 0 {
 		families = Families[:]
@@ -30,8 +30,8 @@ func (c *Conn) Probe(ctx context.Context, families []Family, wanted ...Feature) 
 	return probe(families, wanted, commit, func(t *Table) (*Table, error) { return c.ReadTable(ctx, t.Family, t.Name) })
 }
 
-// commitProbe commits the transaction of a probe. It tries again for a moment if the kernel's answer may be another one
-// then.
+// commitProbe commits the transaction of a probe. It retries for a moment if the kernel may then give another
+// answer.
 func (c *Conn) commitProbe(ctx context.Context, tx Transaction) error {
 	const firstWait, lastWait = 10 * time.Millisecond, 320 * time.Millisecond
 	for wait := firstWait; ; wait *= 2 {

@@ -16,7 +16,7 @@ import (
 const readAttempts = 10
 
 // ReadTable reads a table with all its contents except the elements of Dynamic sets (see ReadElements). A table that
-// does not exist is nil without an error. When others commit meanwhile it starts again, up to ten times, then ends
+// does not exist is nil without an error. After a concurrent commit it starts again, up to ten times, then ends
 // with ErrGenerationMoved. To check a large table use Compare, which makes no copy.
 func (c *Conn) ReadTable(ctx context.Context, family Family, name string) (*Table, error) {
 	t, _, err := c.readSteadily(reader{conn: c, ctx: ctx, family: family, table: name})
@@ -28,7 +28,7 @@ func (c *Conn) Record(ctx context.Context, family Family, name string, dynamic b
 	return c.readSteadily(reader{conn: c, ctx: ctx, family: family, table: name, record: true, dynamic: dynamic})
 }
 
-// readSteadily reads a table with new copies of a reader until nobody commits meanwhile.
+// readSteadily reads a table with new copies of a reader until there is no concurrent commit.
 func (c *Conn) readSteadily(from reader) (*Table, Recording, error) {
 	for range readAttempts {
 		r := from
@@ -80,7 +80,7 @@ func (c *Conn) EachChain(ctx context.Context, family Family, each func(table str
 }
 
 // ReadChain reads one chain with its rules: the result is a table with this chain alone, and with Handles. A chain that
-// does not exist is nil without an error. If others commit meanwhile, the error is ErrGenerationMoved.
+// does not exist is nil without an error. After a concurrent commit the error is ErrGenerationMoved.
 func (c *Conn) ReadChain(ctx context.Context, family Family, table, chain string) (*Table, error) {
 	r := reader{conn: c, ctx: ctx, family: family, table: table}
 	d := decoder{table: &Table{Family: family, Name: table, Kernel: &KernelTable{}}}
@@ -125,7 +125,7 @@ func (c *Conn) ReadElements(ctx context.Context, family Family, table string, s 
 }
 
 // Elements lists the elements of a set as they arrive, in no order and without a catch-all, and keeps none of them.
-// An error ends the loop: ctx's as soon as ctx is done, ErrGenerationMoved as soon as somebody commits (not for a
+// An error ends the loop: ctx's as soon as ctx is done, ErrGenerationMoved after a concurrent commit (not for a
 // Dynamic set), and one for a set that does not exist or has elements of another type than s.
 //
 // While the kernel rehashes a set that has just grown, for some milliseconds, a listing can omit elements and have
@@ -214,7 +214,7 @@ func (r *reader) whole() (*Table, error) {
 	return d.finish(), nil
 }
 
-// gone returns ErrGenerationMoved if the listing of a part failed because the part was deleted meanwhile.
+// gone returns ErrGenerationMoved if the listing of a part failed because the part was deleted concurrently.
 func gone(err error) error {
 	if errors.Is(err, unix.ENOENT) {
 		return ErrGenerationMoved
@@ -222,13 +222,13 @@ func gone(err error) error {
 	return err
 }
 
-// reader reads parts of one table, and notices whether somebody commits meanwhile.
+// reader reads parts of one table, and notices concurrent commits.
 type reader struct {
 	conn   *Conn
 	ctx    context.Context
 	family Family
 	table  string
-	// throughCommits continues when somebody commits. Then steady returns the error in the end.
+	// throughCommits continues after a concurrent commit. Then steady returns the error in the end.
 	throughCommits bool
 	// record keeps the messages about the table in recording. dynamic reads the elements of Dynamic sets too.
 	record, dynamic bool
@@ -261,7 +261,7 @@ func (r *reader) ask(q query, each func(reply) error) error {
 	return err
 }
 
-// note compares the generation of an answer with that of the previous one.
+// note compares the generation of an answer with the generation of the previous answer.
 func (r *reader) note(m reply) error {
 	if len(m.Data) < nfgenmsgLen {
 		return netlinkattr.ErrShort
@@ -319,8 +319,9 @@ func (r *reader) contents() (*decoder, error) {
 }
 
 // complete fails if a rule was listed and its chain was not. The kernel lists the chains of all tables of a family in
-// one go and continues after as many as it has listed: it leaves some out when others went meanwhile, and repeats some
-// when others came. They come before the generation is raised, and go after that, so the generation need not tell.
+// one go and continues after as many as it has listed: it leaves chains out if others were deleted during the listing, and
+// repeats chains if others were added. The kernel adds chains before it raises the generation, and deletes chains after it,
+// so the generation need not show either.
 func (d *decoder) complete() error {
 	for _, rule := range d.rules {
 		if d.chains[rule.chain] == nil {

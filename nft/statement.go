@@ -324,7 +324,7 @@ var (
 // Jump returns the verdict that runs a chain and then continues with the next rule.
 func Jump(chain string) Verdict { return Verdict{VerdictJump, chain} }
 
-// Goto returns the verdict that runs a chain instead of the rest of this one.
+// Goto returns the verdict that runs a chain instead of the rest of the rule's chain.
 func Goto(chain string) Verdict { return Verdict{VerdictGoto, chain} }
 
 // String returns the verdict as nft lists it, such as "goto cluster-2".
@@ -362,7 +362,7 @@ func NewRule(statements ...Statement) Rule { return Rule{Statements: statements}
 // Equal reports whether the kernel does the same for both rules.
 func (r Rule) Equal(o Rule) bool { return r.external == o.external && r.String() == o.String() }
 
-// String prints the rule as nft lists it: sets without a name with their elements, and no matches that later ones imply.
+// String prints the rule as nft lists it: sets without a name with their elements, and no matches that later matches imply.
 func (r Rule) String() string {
 	var words []string
 	protocol, asked := "", -1

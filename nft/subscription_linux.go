@@ -19,7 +19,7 @@ type subscription[T any] struct {
 	lost T
 }
 
-// subscribe opens a socket that is a member of the group, with a buffer of so many bytes for unread messages. The caller
+// subscribe opens a socket that is a member of the group, with a buffer of that size for unread messages. The caller
 // sets take.
 func subscribe[T any](n *namespace, group, buffer int, lost T) (*subscription[T], error) {
 	s, err := n.openSocket()
@@ -54,7 +54,7 @@ func (s *subscription[T]) Next(ctx context.Context) (next T, err error) {
 	return next, nil
 }
 
-// join makes the socket a member of a multicast group, with a buffer of so many bytes for what it has not read yet.
+// join makes the socket a member of a multicast group, with a buffer of that size for messages that it has not read yet.
 func (s *socket) join(group, buffer int) error {
 	// SO_RCVBUFFORCE goes beyond net.core.rmem_max, which CAP_NET_ADMIN allows.
 	err := s.conn.SetsockoptInt(unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, buffer)

@@ -94,7 +94,7 @@ func (t *Table) properties() []string {
 // orphan reports whether the table has lost its owner and can be taken over.
 func (t *Table) orphan() bool { return t.Persist && !t.Owner }
 
-// identity tells one table from another, and one set from others in tables of one name.
+// identity identifies a table among tables, and a set among the sets of tables with one name.
 type identity struct {
 	family Family
 	name   string
@@ -175,7 +175,7 @@ func (t *Table) appendText(b *strings.Builder) {
 // Family is the address family of a table. Its values are the kernel's numbers (NFPROTO_*).
 type Family uint8
 
-// The families that this package handles. ReadOthers returns tables of further ones.
+// The families that this package handles. ReadOthers returns tables of other families too.
 const (
 	FamilyIP  Family = unix.NFPROTO_IPV4
 	FamilyIP6 Family = unix.NFPROTO_IPV6

@@ -14,7 +14,7 @@ import (
 // Trace is one step of a packet with nftrace: a rule that it matched, or the end of a chain.
 type Trace struct {
 	// ID is the same for all steps of a packet. The kernel makes it from the packet's place in memory, its flow and its
-	// incoming interface, so a later packet may have it again, and a packet that comes back in by lo has another one.
+	// incoming interface, so a later packet may have the same ID, and a packet that comes back in by lo gets another ID.
 	ID uint32
 	// Family, Table and Chain name the rule's chain.
 	Family       Family

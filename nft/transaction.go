@@ -77,7 +77,7 @@ const (
 	AddElements
 	DeleteElements
 	// FlushSet deletes the elements of the set. Elements that the same transaction adds afterwards take their place at once:
-	// packets find the old ones or the new ones.
+	// packets find the old elements or the new elements.
 	FlushSet
 	// DeleteObject deletes a stateful object or flowtable that no rule and no element refers to.
 	DeleteObject

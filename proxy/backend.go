@@ -2,9 +2,9 @@
 // them after others changed them. Three types share the work:
 //
 //   - [Backend] takes Syncs: it applies the changes to the compiler and commits the difference (backend.go). If the
-//     kernel's tables are not known to be as committed, it reads them and commits the difference with the wanted ones,
+//     kernel's tables are not known to be as committed, it reads them and commits the difference with the wanted tables,
 //     or replaces them (reconcile.go).
-//   - repairer compares the kernel's tables with the wanted ones when another program has committed (repair.go,
+//   - repairer compares the kernel's tables with the wanted tables when another program has committed (repair.go,
 //     watch.go).
 //   - affinityReconciler keeps the maps of session affinity free of clients whose endpoint went (affinity.go,
 //     affinityreconciler.go).
@@ -36,7 +36,7 @@ type Backend struct {
 	// reader is for listings that can be long, so that commits do not wait for them.
 	reader *nft.Conn
 	hooks  Hooks
-	// serviceProxyName is that of the compiler's Config, which names the tables.
+	// serviceProxyName is the compiler's Config.ServiceProxyName, which names the tables.
 	serviceProxyName string
 	// flows takes notes of each Sync, and lists the connections from which lost affinity is restored; nil for none.
 	flows *conntrack.Cleaner
@@ -92,7 +92,7 @@ func call[T any](hook func(T), value T) {
 }
 
 // NewBackend returns a backend that commits through conn, and opens one more connection for reading. The caller closes
-// both. The error is that of compiler.New, or of the connection.
+// both. The error is compiler.New's, or the connection's.
 func NewBackend(conn *nft.Conn, config compiler.Config, hooks Hooks) (*Backend, error) {
 	c, err := compiler.New(config)
 	if err != nil {
@@ -107,7 +107,7 @@ func NewBackend(conn *nft.Conn, config compiler.Config, hooks Hooks) (*Backend, 
 	return b, nil
 }
 
-// Close closes the connection that the backend opened, but not that of NewBackend. No method may run during Close or
+// Close closes the connection that the backend opened, but not the connection that NewBackend got. No method may run during Close or
 // later. The rules stay in the kernel.
 func (b *Backend) Close() error { return b.reader.Close() }
 
@@ -124,7 +124,7 @@ const maxNamed = 10
 // The first Sync reads the kernel's tables and commits the difference. If they are another program's, it replaces them
 // while temporary tables serve.
 //
-// If a commit fails, the tables are probably not as committed last. For example, somebody flushed the ruleset. Sync
+// If a commit fails, the tables are probably not as committed last. For example, another program flushed the ruleset. Sync
 // then reads them and commits the difference. If that fails too, it replaces them. If even that fails, Sync returns the
 // error. The kernel's tables are then as before, unless the outcome of a commit is unknown. The next Sync includes
 // these changes.

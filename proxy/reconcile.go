@@ -29,7 +29,7 @@ func (b *Backend) reconcile(ctx context.Context, logger klog.Logger) error {
 // differenceAttempts bounds the readings of the tables if others commit during each.
 const differenceAttempts = 10
 
-// readAndCommit does the work of reconcile but for the temporary tables. A reason to replace the tables may be chance: a lack of
+// readAndCommit does the work of reconcile except for the temporary tables. A reason to replace the tables may be chance: a lack of
 // memory, or concurrent commits of others. So it reads again, and believes the reason the second time.
 func (b *Backend) readAndCommit(ctx context.Context, logger klog.Logger) error {
 	first := b.state == stateNew
@@ -107,7 +107,7 @@ func (b *Backend) difference(ctx context.Context) (tx nft.Transaction, certain b
 // list it: from 25,000 to 50,000 (nft's BenchmarkRefill). Other sets show which addresses no Service has any more.
 const refillFrom = 50_000
 
-// compare compares the kernel's tables with the wanted ones. A difference is not certain if others commit concurrently.
+// compare compares the kernel's tables with the wanted tables. A difference is not certain if others commit concurrently.
 func compare(ctx context.Context, conn *nft.Conn, wanted []*nft.Table, options nft.CompareOptions) (tx nft.Transaction, certain bool, err error) {
 	certain, options.ThroughCommits = true, true
 	for _, want := range wanted {

@@ -147,7 +147,7 @@ type comparison struct {
 // errOvertaken says that a Sync replaced the tables while they were compared.
 var errOvertaken = errors.New("a Sync replaced the tables")
 
-// run returns the transaction that turns the kernel's tables into the wanted ones. It compares until it succeeds, or
+// run returns the transaction that turns the kernel's tables into the wanted tables. It compares until it succeeds, or
 // the tables have changed too often. A Sync waits for it at most as long as it takes to compare some hundred elements.
 func (c *comparison) run(ctx context.Context, conn *nft.Conn) (tx nft.Transaction, err error) {
 	guard := func(work func()) error {

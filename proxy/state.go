@@ -2,7 +2,7 @@ package proxy
 
 // state is the backend's knowledge of the kernel's tables. The functions in this file are its only transitions.
 //
-// Unknown and diverged tables both differ from the wanted ones, as far as is known. They differ in who reads the tables next.
+// Unknown and diverged tables both differ from the wanted tables, as far as is known. They differ in who reads the tables next.
 // After a Sync failed, the loop of Syncs comes back by itself, with a back-off, and has newer changes: a check would
 // only compete with it. After a repair failed, there may be no Sync for hours: so each check tries again.
 type state uint8

@@ -27,14 +27,14 @@ func HasServices(ctx context.Context, conn *nft.Conn, addresses int) (bool, erro
 	return hasAddresses(ctx, conn, addresses, compiler.ClusterIPs)
 }
 
-// HasEndpoints reports whether the tables hold endpoints of so many addresses. kube-proxy's have them in chains; they have
-// an element in service-ips for each ClusterIP with endpoints.
+// HasEndpoints reports whether the tables hold endpoints of at least so many addresses. kube-proxy's tables have endpoints in
+// chains, and an element in service-ips for each ClusterIP with endpoints.
 func HasEndpoints(ctx context.Context, conn *nft.Conn, addresses int) (bool, error) {
 	return hasAddresses(ctx, conn, addresses, compiler.Endpoints, compiler.ServiceIPs)
 }
 
-// hasAddresses reports whether the elements of the sets, in the tables of both families, begin with so many different
-// addresses. In each table the first set counts that exists.
+// hasAddresses reports whether the elements of the sets, in the tables of both families, begin with enough different
+// addresses. In each table only the first existing set counts.
 func hasAddresses(ctx context.Context, conn *nft.Conn, enough int, sets ...string) (bool, error) {
 	seen := map[string]bool{}
 	for _, family := range nft.Families {

@@ -19,7 +19,7 @@ const (
 	// restPerComparison is the ratio of rest to comparisons, and maxComparisonRest bounds the rest.
 	restPerComparison = 20
 	maxComparisonRest = time.Minute
-	// firstRetryDelay is the first wait after a failure, and maxRetryDelay bounds the later ones.
+	// firstRetryDelay is the first wait after a failure, and maxRetryDelay bounds the later waits.
 	firstRetryDelay = time.Second
 	maxRetryDelay   = 30 * time.Second
 )

@@ -70,7 +70,7 @@ type serviceCIDR struct {
 	skips  skipList
 }
 
-// parsePrefixes returns the valid prefixes as a sorted set, and adds invalid ones to skips.
+// parsePrefixes returns the valid prefixes as a sorted set, and adds invalid texts to skips.
 func parsePrefixes(texts []string, field string, skips *skipList) []netip.Prefix {
 	var prefixes []netip.Prefix
 	for i, text := range texts {

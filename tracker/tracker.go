@@ -95,7 +95,7 @@ type Tracker struct {
 type Counts struct {
 	// Services and EndpointSlices count calls of Set and Delete for objects of the kind, also without effect.
 	Services, EndpointSlices uint64
-	// PendingServices and PendingEndpointSlices count the effective ones since the last Take of any view.
+	// PendingServices and PendingEndpointSlices count the effective calls since the last Take of any view.
 	PendingServices, PendingEndpointSlices int
 	// UnguardedServices counts the Services of Options.OnUnguarded.
 	UnguardedServices int
