@@ -19,7 +19,7 @@ type scenario struct {
 
 // scenarios are in the order in which they run, after the parts of the suite.
 var scenarios = []scenario{
-	{"swap", "Kubernetes' kube-proxy and this proxy replace each other, node after node, and no request fails.", runSwap},
+	{"swap", "Kubernetes' kube-proxy and this proxy replace each other, node after node. No request fails but where kube-proxy starts in iptables mode.", runSwap},
 	{"upgrade", "The proxy of an earlier commit and this one replace each other, node after node, and no request fails.", runUpgrade},
 	{"daemonset", "The image of `make image`, in a DaemonSet with the manifests of the overlay standalone, takes over from processes, is restarted, and is replaced by processes.", runDaemonSet},
 	{"nodelocal", "The nodes' proxies take their Services from a node-local server while endpoints change; the server is killed, and another one starts.", runNodeLocal},
