@@ -87,8 +87,9 @@ func (g *grants) slotsOf(port *model.ServicePort) *slots {
 	return r.slots
 }
 
-// without returns the Service ports that ask and have no direct return because of the limits of addresses and endpoints: in
-// news those that it has not returned yet, in all their number. A Service port without endpoints does not count.
+// without returns the Service ports that ask and have no direct return because of the limits of addresses and endpoints: news
+// are the Service ports that it has not returned yet, all is the number of all. A Service port with a grant and without
+// endpoints does not count, because it has slots as soon as it has endpoints.
 func (g *grants) without() (news []model.PortID, all int) {
 	for id, r := range g.requests {
 		told := r.told
