@@ -11,10 +11,9 @@ import (
 
 // field returns the current value of a field.
 func (s *statements) field(f nft.Field) value {
-	length := nft.Concat{f}.Len()
 	if p, is := f.Payload(); is {
 		if !f.InFamily(s.walk.family) {
-			return unknown(length, fmt.Sprintf("packets of family %s have no %s", s.walk.family, f))
+			return unknownValue(f, fmt.Sprintf("packets of family %s have no %s", s.walk.family, f))
 		}
 		return s.payload(p)
 	}
@@ -24,9 +23,9 @@ func (s *statements) field(f nft.Field) value {
 	of := connections[f]
 	switch {
 	case of == nil:
-		return unknown(length, f.String()+" is not known")
+		return unknownValue(f, f.String()+" is not known")
 	case s.Family == nft.FamilyBridge:
-		return unknown(length, "connection tracking of bridges is not modelled")
+		return unknownValue(f, "connection tracking of bridges is not modelled")
 	case f != nft.CTState && (s.untracked || !s.tracked):
 		return value{absent: true}
 	}
@@ -179,10 +178,10 @@ var headers = []part{
 
 // payload returns a part of the packet's headers.
 func (s *statements) payload(p nft.Payload) value {
-	out := unknown(int(min(p.Length, 64)), "the evaluator does not model "+p.String())
 	if p.Length > 64 || p.Offset > 1<<16 {
-		return out
+		return unknown(int(min(p.Length, 64)), notModelled(p))
 	}
+	out := unknown(int(p.Length), "")
 	for _, part := range headers {
 		if part.base != p.Base || part.family != 0 && part.family != s.walk.family || part.at >= p.Offset+p.Length || p.Offset >= part.at+part.length {
 			continue
@@ -200,8 +199,13 @@ func (s *statements) payload(p nft.Payload) value {
 	for i := int(p.Length); i < len(out.known); i++ { // padding
 		out.known[i] = 0xff
 	}
+	if out.why == "" && !allOnes(out.known) { // each rule of a firewall comes here: no text that nobody reads
+		out.why = notModelled(p)
+	}
 	return out
 }
+
+func notModelled(p nft.Payload) string { return "the evaluator does not model " + p.String() }
 
 func (s *statements) protocol() value { return known([]byte{s.packet.Protocol}) }
 

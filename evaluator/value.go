@@ -79,7 +79,10 @@ func truthOf(b bool) truth {
 // compare compares the value as the kernel does.
 func (v value) compare(c nft.Comparison) truth {
 	n := min(len(c.First), len(v.data))
-	data, known := bytes.Clone(v.data[:n]), bytes.Clone(v.known[:n])
+	data, known := v.data[:n], v.known[:n]
+	if c.Mask != nil {
+		data, known = bytes.Clone(data), bytes.Clone(known)
+	}
 	for i := range c.Mask {
 		if i < n {
 			data[i], known[i] = data[i]&c.Mask[i], known[i]|^c.Mask[i]
@@ -120,7 +123,6 @@ func (v value) compare(c nft.Comparison) truth {
 
 // value evaluates an expression.
 func (s *statements) value(e nft.Expr) value {
-	length := nft.Concat{e}.Len()
 	switch e := e.(type) {
 	case nft.Field:
 		return s.field(e)
@@ -138,17 +140,20 @@ func (s *statements) value(e nft.Expr) value {
 		return s.fib(e)
 	case nft.Numgen:
 		if e.Mod == 0 {
-			return unknown(length, "there is no number below 0")
+			return unknownValue(e, "there is no number below 0")
 		}
 		if e.Mod > maxBranches && s.lenient() {
-			return unknown(length, "there are too many numbers to draw")
+			return unknownValue(e, "there are too many numbers to draw")
 		}
 		return known(nft.IntegerData(e.Offset + s.draws.draw(e.Mod)))
 	case nft.JHash:
 		return s.hash(e)
 	}
-	return unknown(length, "the evaluator does not model "+e.String())
+	return unknownValue(e, "the evaluator does not model "+e.String())
 }
+
+// unknownValue is a value of an expression.
+func unknownValue(e nft.Expr, why string) value { return unknown(nft.Concat{e}.Len(), why) }
 
 // evaluate returns the value of a concatenation.
 func (s *statements) evaluate(c nft.Concat) (all value) {

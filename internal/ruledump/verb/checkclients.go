@@ -63,10 +63,19 @@ type network struct {
 	// endpoints are all endpoints, each once.
 	endpoints []netip.Addr
 	routes    *evaluator.Evaluator
+	// uplinks are the devices by which packets leave to gateways.
+	uplinks map[string]bool
 }
 
 func newNetwork(s *ruledump.Snapshot, frontends []*compiler.Frontend, routes *evaluator.Evaluator) *network {
-	n := &network{rules: s, routes: routes}
+	n := &network{rules: s, routes: routes, uplinks: map[string]bool{}}
+	for _, r := range s.Host.Routes {
+		for _, hop := range append(slices.Clip(r.Hops), evaluator.Hop{Gateway: r.Gateway, Interface: r.Interface}) {
+			if hop.Gateway.IsValid() {
+				n.uplinks[hop.Interface] = true
+			}
+		}
+	}
 	node := compiler.NodeFromTables(s.Tables...)
 	n.node = append(node.IPs, s.Addresses...)
 	seen := map[netip.Addr]bool{}
@@ -114,7 +123,7 @@ func (n *network) isHere(addr netip.Addr) (clientSource, bool) {
 		return clientSource{addr, ""}, place.Node == n.rules.Node
 	}
 	r, known := n.routes.RouteTo(addr)
-	here := known && n.isPod(addr) && r.Type == "" && r.Interface != "" && !r.Gateway.IsValid() && r.Destination.Bits() > 0 && !n.isUplink(r.Interface)
+	here := known && n.isPod(addr) && r.Type == "" && r.Interface != "" && !r.Gateway.IsValid() && r.Destination.Bits() > 0 && !n.uplinks[r.Interface]
 	return clientSource{addr, r.Interface}, here
 }
 
@@ -124,15 +133,8 @@ func (n *network) isElsewhere(addr netip.Addr) (clientSource, bool) {
 		return clientSource{addr, ""}, place.Node != "" && place.Node != n.rules.Node
 	}
 	r, known := n.routes.RouteTo(addr)
-	away := known && n.isPod(addr) && r.Type == "" && r.Interface != "" && (r.Gateway.IsValid() || n.isUplink(r.Interface)) && r.Destination.Bits() > 0
+	away := known && n.isPod(addr) && r.Type == "" && r.Interface != "" && (r.Gateway.IsValid() || n.uplinks[r.Interface]) && r.Destination.Bits() > 0
 	return clientSource{addr, r.Interface}, away
-}
-
-// isUplink reports whether packets to gateways leave by a device.
-func (n *network) isUplink(device string) bool {
-	return slices.ContainsFunc(n.rules.Host.Routes, func(r evaluator.Route) bool {
-		return r.Gateway.IsValid() && r.Interface == device || slices.ContainsFunc(r.Hops, func(h evaluator.Hop) bool { return h.Interface == device && h.Gateway.IsValid() })
-	})
 }
 
 // clients returns the kinds of clients that the node has, each with its addresses.
@@ -259,6 +261,6 @@ func (n *network) outside() (kinds []clientKind) {
 func (n *network) routesPods(addr netip.Addr) bool {
 	in := slices.IndexFunc(n.pods, func(p netip.Prefix) bool { return p.Contains(addr) })
 	return in >= 0 && slices.ContainsFunc(n.rules.Host.Routes, func(r evaluator.Route) bool {
-		return routesInto(r, n.pods[in]) && r.Type == "" && (r.Gateway.IsValid() || n.isUplink(r.Interface))
+		return routesInto(r, n.pods[in]) && r.Type == "" && (r.Gateway.IsValid() || n.uplinks[r.Interface])
 	})
 }
