@@ -1,9 +1,10 @@
 // Package entrance is what direct return knows of the node that packets enter: whether packets that the node forwards as
 // they are would reach other nodes (Obstacle), which packets it must translate (Inside), and what else may lose packets
-// (Findings).
+// (Doubts).
 package entrance
 
 import (
+	"cmp"
 	"context"
 	"net/netip"
 	"slices"
@@ -27,7 +28,7 @@ type Entrance struct {
 	onObstacle func(string)
 	// to has the addresses of the last look, and own the addresses of the Node.
 	to, own []netip.Addr
-	// known says that a look succeeded, and obstacle and inside are what the last one found.
+	// known says that a look succeeded, and obstacle and inside are what the looks found.
 	known    bool
 	obstacle string
 	inside   []string
@@ -44,27 +45,31 @@ func lookAt(to, own []netip.Addr) (obstacle string, inside []string, err error) 
 	return obstacle, inside, err
 }
 
-// Look looks at the node and limits the rules, before they are committed: for the changes of a Sync if the rules forward to
-// new addresses, for nil in any case.
+// Look looks at the node and limits the rules, before they are committed: for the changes of a Sync only at the addresses to
+// which the rules forward since then, because a Sync must not pay for all others; for nil at all addresses.
 func (e *Entrance) Look(ctx context.Context, rules Rules, changes *model.Changes) {
 	if changes != nil && changes.Node != nil {
 		e.own = changes.Node.IPs
 	}
 	before := e.to
 	e.to = rules.ForwardsTo()
-	isNew := func(addr netip.Addr) bool {
-		_, had := slices.BinarySearchFunc(before, addr, netip.Addr.Compare)
-		return !had
+	at, found := e.to, ""
+	if changes != nil {
+		at, found = slices.DeleteFunc(slices.Clone(e.to), func(addr netip.Addr) bool {
+			_, had := slices.BinarySearchFunc(before, addr, netip.Addr.Compare)
+			return had
+		}), e.obstacle
 	}
 	logger := klog.FromContext(ctx)
 	switch {
-	case changes != nil && !slices.ContainsFunc(e.to, isNew):
+	case changes != nil && len(at) == 0:
 		return
-	case len(e.to) == 0:
+	case len(at) == 0:
 		e.limit(logger, rules, "", nil)
 		return
 	}
-	obstacle, inside, err := e.LookAt(e.to, e.own)
+	obstacle, inside, err := e.LookAt(at, e.own)
+	obstacle = cmp.Or(found, obstacle)
 	if err != nil {
 		logger.Error(err, "Direct return: cannot look at the routes to other nodes")
 		if obstacle, inside = e.obstacle, e.inside; !e.known {
