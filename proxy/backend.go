@@ -76,9 +76,12 @@ type Hooks struct {
 	// OnContested is called in each Sync with the addresses that several Service ports claim: addresses that are new or have
 	// other claimants than before, and the number of all.
 	OnContested func(news []compiler.Conflict, all int)
-	// OnApplied is called in each Sync with the compiler that has taken the changes, before their commit. Every ten seconds it
-	// is called with nil for the changes. It may limit what the compiler's rules do (Compiler.LimitForwarding).
+	// OnApplied is called in each Sync with the compiler that has taken the changes, before their commit. It may limit what
+	// the compiler's rules do (Compiler.LimitForwarding).
 	OnApplied func(ctx context.Context, c *compiler.Compiler, changes *model.Changes)
+	// BeforeRefresh is called every ten seconds, while Syncs may run; then OnRefresh is called as OnApplied is in a Sync.
+	BeforeRefresh func()
+	OnRefresh     func(ctx context.Context, c *compiler.Compiler)
 	// OtherRules is called before the first commit if the tables are not there. It reports whether
 	// other rules serve, such as those of kube-proxy's mode iptables. Then Services come in a second
 	// commit, when their source ranges are valid.

@@ -32,14 +32,23 @@ func newEntering(t *testing.T) *entering {
 	config := compiler.Default()
 	config.DirectReturn = true
 	here := entrance.New(func(obstacle string) { e.obstacles = append(e.obstacles, obstacle) })
-	here.LookAt = func(to, _ []netip.Addr) (string, []string, error) {
+	here.ObstacleTo = func(to []netip.Addr) (string, error) {
 		e.looked = append(e.looked, fmt.Sprint(to))
-		obstacle, err := e.obstacle(to)
-		return obstacle, []string{"docker0"}, err
+		return e.obstacle(to)
 	}
-	b, err := NewBackend(namespaceConn(t), config, Hooks{OnApplied: func(ctx context.Context, c *compiler.Compiler, changes *model.Changes) {
-		here.Look(ctx, c, changes)
-	}})
+	here.DevicesInside = func([]netip.Addr) ([]string, error) {
+		e.looked = append(e.looked, "inside")
+		return []string{"docker0"}, nil
+	}
+	b, err := NewBackend(namespaceConn(t), config, Hooks{
+		OnApplied: func(ctx context.Context, c *compiler.Compiler, changes *model.Changes) {
+			here.Look(ctx, c, changes)
+		},
+		BeforeRefresh: here.Survey,
+		OnRefresh: func(ctx context.Context, c *compiler.Compiler) {
+			here.Surveyed(ctx, c)
+		},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +111,7 @@ func TestEntrance(t *testing.T) {
 	t.Run("a Sync looks at new endpoints alone, a refresh at all", func(t *testing.T) {
 		e := newEntering(t)
 		e.sync(firstEndpoint)
-		e.expect("the first Sync", true, "[10.244.2.5]")
+		e.expect("the first Sync", true, "[10.244.2.5]", "inside")
 		e.sync(firstEndpoint)
 		e.expect("the same again", true)
 		e.sync(firstEndpoint, secondEndpoint)
@@ -110,19 +119,34 @@ func TestEntrance(t *testing.T) {
 		e.sync(secondEndpoint)
 		e.expect("one less", true)
 		e.refresh()
-		e.expect("a refresh", true, "[10.244.3.5]")
+		e.expect("a refresh", true, "[10.244.3.5]", "inside")
+	})
+	t.Run("a Sync does not wait for a refresh, whose look is then of no use", func(t *testing.T) {
+		e := newEntering(t)
+		e.sync(firstEndpoint)
+		e.looked = nil
+		success := e.obstacle
+		e.obstacle = func([]netip.Addr) (string, error) {
+			e.obstacle = success
+			e.sync(firstEndpoint, secondEndpoint)
+			return "a tunnel that is gone", nil
+		}
+		e.refresh()
+		e.expect("a Sync in the middle of a refresh", true, "[10.244.2.5]", "[10.244.3.5]", "inside")
+		e.refresh()
+		e.expect("the next refresh", true, "[10.244.2.5 10.244.3.5]", "inside")
 	})
 	t.Run("nothing is forwarded while one endpoint has an obstacle", func(t *testing.T) {
 		e := newEntering(t)
 		e.obstacle = blocked(secondEndpoint)
 		e.sync(firstEndpoint)
-		e.expect("the first Sync", true, "[10.244.2.5]")
+		e.expect("the first Sync", true, "[10.244.2.5]", "inside")
 		e.sync(firstEndpoint, secondEndpoint)
 		e.expect("an endpoint behind a tunnel", false, "[10.244.3.5]")
 		e.sync(firstEndpoint)
 		e.expect("it is gone", false)
 		e.refresh()
-		e.expect("and a refresh finds it", true, "[10.244.2.5]")
+		e.expect("and a refresh finds it", true, "[10.244.2.5]", "inside")
 		if diff := cmp.Diff([]string{"a tunnel to " + secondEndpoint, ""}, e.obstacles); diff != "" {
 			t.Errorf("the node is told (-want +got):\n%s", diff)
 		}
@@ -136,7 +160,7 @@ func TestEntrance(t *testing.T) {
 		e.expect("a failure", false, "[10.244.2.5]")
 		e.obstacle = success
 		e.refresh()
-		e.expect("a success", true, "[10.244.2.5]")
+		e.expect("a success", true, "[10.244.2.5]", "inside")
 		e.obstacle = failure
 		e.refresh()
 		e.expect("a failure again", true, "[10.244.2.5]")

@@ -217,14 +217,17 @@ func (b *Backend) refresh(ctx context.Context) error {
 }
 
 func (b *Backend) refreshOnce(ctx context.Context) error {
+	if b.hooks.BeforeRefresh != nil {
+		b.hooks.BeforeRefresh()
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.state != stateApplied {
 		return nil // a Sync or a repair comes
 	}
 	b.compiler.Apply(&model.Changes{})
-	if b.hooks.OnApplied != nil {
-		b.hooks.OnApplied(ctx, b.compiler, nil)
+	if b.hooks.OnRefresh != nil {
+		b.hooks.OnRefresh(ctx, b.compiler)
 	}
 	return b.update(ctx, klog.FromContext(ctx))
 }

@@ -16,33 +16,43 @@ import (
 	"github.com/nftproxy/nftproxy/internal/node"
 	"github.com/nftproxy/nftproxy/model"
 	"github.com/nftproxy/nftproxy/nft"
+	"github.com/nftproxy/nftproxy/proxy"
 )
 
-// limitForwarding returns a hook that lets direct return forward what this node may forward, and names the Service ports that
-// ask for direct return in vain.
-func limitForwarding(events *node.Events) func(context.Context, *compiler.Compiler, *model.Changes) {
+// limitForwarding sets hooks that let direct return forward what this node may forward, and name the Service ports that ask
+// for direct return in vain.
+func limitForwarding(h *proxy.Hooks, events *node.Events) {
 	here := entrance.New(func(obstacle string) {
 		metrics.SetDirectReturnBlocked(obstacle != "")
 		if obstacle != "" {
 			events.NodeWarning("DirectReturnBlocked", "this node forwards nothing by direct return, and masquerades: "+obstacle)
 		}
 	})
-	return func(ctx context.Context, c *compiler.Compiler, changes *model.Changes) {
+	h.OnApplied = func(ctx context.Context, c *compiler.Compiler, changes *model.Changes) {
 		here.Look(ctx, c, changes)
-		denied, all := c.WithoutDirectReturn()
-		metrics.SetDirectReturnDenied(all)
-		var named []string
-		for i, id := range denied {
-			events.ServiceWarning(id.Namespace, id.Service, "DirectReturnDenied",
-				fmt.Sprintf("port %q has no direct return, because of the limits of addresses and endpoints: its external clients are masqueraded", id.Port))
-			if i < maxNamed {
-				named = append(named, id.ServicePortName())
-			}
+		nameDenied(ctx, c, events)
+	}
+	h.BeforeRefresh = here.Survey
+	h.OnRefresh = func(ctx context.Context, c *compiler.Compiler) {
+		here.Surveyed(ctx, c)
+		nameDenied(ctx, c, events)
+	}
+}
+
+func nameDenied(ctx context.Context, c *compiler.Compiler, events *node.Events) {
+	denied, all := c.WithoutDirectReturn()
+	metrics.SetDirectReturnDenied(all)
+	var named []string
+	for i, id := range denied {
+		events.ServiceWarning(id.Namespace, id.Service, "DirectReturnDenied",
+			fmt.Sprintf("port %q has no direct return, because of the limits of addresses and endpoints: its external clients are masqueraded", id.Port))
+		if i < maxNamed {
+			named = append(named, id.ServicePortName())
 		}
-		if len(denied) > 0 {
-			klog.FromContext(ctx).Info("Service ports ask for direct return and are masqueraded, because of the limits of addresses and endpoints",
-				"servicePorts", named, "count", len(denied))
-		}
+	}
+	if len(denied) > 0 {
+		klog.FromContext(ctx).Info("Service ports ask for direct return and are masqueraded, because of the limits of addresses and endpoints",
+			"servicePorts", named, "count", len(denied))
 	}
 }
 

@@ -128,7 +128,7 @@ func observeFlows(family model.Family, stats conntrack.Stats, err error) {
 // hooks returns callbacks for the metrics of the backend. Tables that the backend cannot repair count as a waiting
 // change.
 func hooks(h *health.Proxy, events *node.Events) proxy.Hooks {
-	return proxy.Hooks{
+	all := proxy.Hooks{
 		OnCommitting: h.Committing,
 		OnCommit: func(stats nft.CommitStats) {
 			metrics.ObserveCommit(stats)
@@ -149,7 +149,6 @@ func hooks(h *health.Proxy, events *node.Events) proxy.Hooks {
 				}
 			}
 		},
-		OnApplied: limitForwarding(events),
 		OnDiverged: func(yes bool) {
 			metrics.SetDiverged(yes)
 			if yes {
@@ -159,6 +158,8 @@ func hooks(h *health.Proxy, events *node.Events) proxy.Hooks {
 			}
 		},
 	}
+	limitForwarding(&all, events)
+	return all
 }
 
 // manyElements is the size of a commit whose batch is megabytes of memory.

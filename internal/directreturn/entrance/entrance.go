@@ -8,6 +8,7 @@ import (
 	"context"
 	"net/netip"
 	"slices"
+	"sync"
 
 	"github.com/nftproxy/nftproxy/model"
 	"k8s.io/klog/v2"
@@ -21,66 +22,108 @@ type Rules interface {
 	LimitForwarding(mute bool, inside []string)
 }
 
-// Entrance limits what rules forward, as the node's routes, policies and devices demand.
+// Entrance limits what rules forward, as the node's routes, policies and devices demand. Survey may run beside Look.
 type Entrance struct {
-	// LookAt returns the results of Obstacle and Inside. Tests replace it.
-	LookAt     func(to, own []netip.Addr) (obstacle string, inside []string, err error)
-	onObstacle func(string)
-	// to has the addresses of the last look, and own the addresses of the Node.
+	// ObstacleTo and DevicesInside are Obstacle and Inside. Tests replace them.
+	ObstacleTo    func(to []netip.Addr) (string, error)
+	DevicesInside func(own []netip.Addr) ([]string, error)
+	onObstacle    func(string)
+
+	// mu guards to, own and survey.
+	mu sync.Mutex
+	// to has the addresses to which the rules forward, and own the addresses of the Node.
 	to, own []netip.Addr
-	// known says that a look succeeded, and obstacle and inside are what the looks found.
+	// survey is what the last Survey found.
+	survey survey
+
+	// known says that a look succeeded, and obstacle and inside are what rules are limited by.
 	known    bool
 	obstacle string
 	inside   []string
 }
 
-// New returns an Entrance that calls onObstacle with each new obstacle of the node, and with "" if nothing is in the way any
-// more.
-func New(onObstacle func(string)) *Entrance { return &Entrance{LookAt: lookAt, onObstacle: onObstacle} }
-
-func lookAt(to, own []netip.Addr) (obstacle string, inside []string, err error) {
-	if obstacle, err = Obstacle(to); err == nil {
-		inside, err = Inside(own)
-	}
-	return obstacle, inside, err
+// survey is a look at the routes to all addresses.
+type survey struct {
+	to       []netip.Addr
+	obstacle string
+	inside   []string
+	err      error
 }
 
-// Look looks at the node and limits the rules, before they are committed: for the changes of a Sync only at the addresses to
-// which the rules forward since then, because a Sync must not pay for all others; for nil at all addresses.
+// New returns an Entrance that calls onObstacle with each new obstacle of the node, and with "" if nothing is in the way any
+// more.
+func New(onObstacle func(string)) *Entrance {
+	return &Entrance{ObstacleTo: Obstacle, DevicesInside: Inside, onObstacle: onObstacle}
+}
+
+// Survey looks at the routes to all addresses, and at the devices. It finds what changes on the node without a Sync. No Sync
+// waits for it.
+func (e *Entrance) Survey() {
+	e.mu.Lock()
+	found, own := survey{to: e.to}, e.own
+	e.mu.Unlock()
+	if len(found.to) > 0 {
+		if found.obstacle, found.err = e.ObstacleTo(found.to); found.err == nil {
+			found.inside, found.err = e.DevicesInside(own)
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.survey = found
+}
+
+// Surveyed limits the rules by what Survey found, unless a Sync has brought other addresses meanwhile: then the next Survey
+// looks at these.
+func (e *Entrance) Surveyed(ctx context.Context, rules Rules) {
+	e.mu.Lock()
+	s := e.survey
+	is := slices.Equal(s.to, e.to)
+	e.mu.Unlock()
+	if is {
+		e.limit(klog.FromContext(ctx), rules, s.obstacle, s.inside, s.err)
+	}
+}
+
+// Look looks at the routes to the addresses that a Sync brings, and limits the rules before they are committed. A Sync must
+// not pay for all other addresses.
 func (e *Entrance) Look(ctx context.Context, rules Rules, changes *model.Changes) {
-	if changes != nil && changes.Node != nil {
+	added, own := e.added(rules.ForwardsTo(), changes)
+	if len(added) == 0 {
+		return
+	}
+	obstacle, err := e.ObstacleTo(added)
+	obstacle, inside := cmp.Or(e.obstacle, obstacle), e.inside
+	if !e.known && err == nil {
+		inside, err = e.DevicesInside(own)
+	}
+	e.limit(klog.FromContext(ctx), rules, obstacle, inside, err)
+}
+
+// added remembers the addresses, and returns the new ones.
+func (e *Entrance) added(to []netip.Addr, changes *model.Changes) (added, own []netip.Addr) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if changes.Node != nil {
 		e.own = changes.Node.IPs
 	}
-	before := e.to
-	e.to = rules.ForwardsTo()
-	at, found := e.to, ""
-	if changes != nil {
-		at, found = slices.DeleteFunc(slices.Clone(e.to), func(addr netip.Addr) bool {
-			_, had := slices.BinarySearchFunc(before, addr, netip.Addr.Compare)
-			return had
-		}), e.obstacle
+	for _, addr := range to {
+		if _, had := slices.BinarySearchFunc(e.to, addr, netip.Addr.Compare); !had {
+			added = append(added, addr)
+		}
 	}
-	logger := klog.FromContext(ctx)
-	switch {
-	case changes != nil && len(at) == 0:
-		return
-	case len(at) == 0:
-		e.limit(logger, rules, "", nil)
-		return
-	}
-	obstacle, inside, err := e.LookAt(at, e.own)
-	obstacle = cmp.Or(found, obstacle)
+	e.to = to
+	return added, e.own
+}
+
+// limit limits the rules by what a look found. After a failure the limits stay as they were; a first failure is an obstacle.
+func (e *Entrance) limit(logger klog.Logger, rules Rules, obstacle string, inside []string, err error) {
 	if err != nil {
 		logger.Error(err, "Direct return: cannot look at the routes to other nodes")
 		if obstacle, inside = e.obstacle, e.inside; !e.known {
 			obstacle = err.Error()
 		}
 	}
-	e.known = e.known || err == nil
-	e.limit(logger, rules, obstacle, inside)
-}
-
-func (e *Entrance) limit(logger klog.Logger, rules Rules, obstacle string, inside []string) {
+	e.known = e.known || err == nil && len(e.to) > 0
 	blocked, moved := obstacle != e.obstacle, !slices.Equal(inside, e.inside)
 	e.obstacle, e.inside = obstacle, inside
 	if blocked && obstacle != "" {
