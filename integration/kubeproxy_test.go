@@ -137,7 +137,7 @@ func testRuledumpPrintsTheGolden(t *testing.T) {
 		if err := p.Wait(); err != nil {
 			t.Errorf("ruledump %v: %v", args, err)
 		}
-		if abandoned.ReplaceAllString(p.Output(), "") != flows.PrintTables(tables) {
+		if lab.Abandoned.ReplaceAllString(p.Output(), "") != flows.PrintTables(tables) {
 			t.Errorf("ruledump %s prints\n%s", args[0], p.Output())
 		}
 	}

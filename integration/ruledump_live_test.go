@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -37,11 +36,8 @@ func runRuledump(t *testing.T, h *lab.Host, args ...string) string {
 	if err := p.Wait(); err != nil {
 		t.Fatalf("ruledump %s: %v\n%s", strings.Join(args, " "), err, p.Output())
 	}
-	return abandoned.ReplaceAllString(p.Output(), "")
+	return lab.Abandoned.ReplaceAllString(p.Output(), "")
 }
-
-// abandoned is what each command says on standard error about rules that no proxy keeps, as in most labs.
-var abandoned = regexp.MustCompile(`(?m)^ruledump: no proxy keeps these rules: .*\n`)
 
 func exampleTables(t *testing.T) []*nft.Table {
 	t.Helper()
@@ -190,7 +186,7 @@ func testRuledumpWithoutTables(t *testing.T) {
 	run := func(args ...string) (status int, output string) {
 		p := lab.Start(t, l.Node, "ruledump", args...)
 		_ = p.Wait() // the status says it
-		return p.Cmd.ProcessState.ExitCode(), abandoned.ReplaceAllString(p.Output(), "")
+		return p.Cmd.ProcessState.ExitCode(), lab.Abandoned.ReplaceAllString(p.Output(), "")
 	}
 	for _, command := range [][]string{{"services"}, {"explain", "--from=198.51.100.7", "--to=10.96.0.10:80"}, {"stats"}, {"graph", "shop/web"}, {"live"}} {
 		t.Run(command[0], func(t *testing.T) {
@@ -431,13 +427,13 @@ func testRuledumpBesideAProxy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, output := run("stats"); !abandoned.MatchString(output) {
+	if _, output := run("stats"); !lab.Abandoned.MatchString(output) {
 		t.Errorf("nothing says that no proxy keeps the rules: %s", output)
 	}
 	withNote := run
 	run = func(args ...string) (status int, output string) {
 		status, output = withNote(args...)
-		return status, abandoned.ReplaceAllString(output, "")
+		return status, lab.Abandoned.ReplaceAllString(output, "")
 	}
 	if status, output := run("stats"); status != 0 || !strings.HasPrefix(output, "node "+host+" (host name), ") {
 		t.Errorf("without the proxy: status %d, %s", status, output)

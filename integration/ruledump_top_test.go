@@ -72,7 +72,7 @@ func testTopRates(t *testing.T, node *lab.Host, service string, packets int, con
 	}
 	read := func() (total sums, err error) {
 		var last time.Time
-		for line := range strings.Lines(abandoned.ReplaceAllString(p.Output(), "")) {
+		for line := range strings.Lines(lab.Abandoned.ReplaceAllString(p.Output(), "")) {
 			var r verb.Rates
 			if !strings.HasSuffix(line, "\n") {
 				break
@@ -208,7 +208,7 @@ func testTopOnTerminal(t *testing.T) {
 		t.Errorf("ends with %v", err)
 	}
 	await.Until(t, "the terminal is as before", func() error {
-		if text := abandoned.ReplaceAllString(term.output.String(), ""); !strings.HasPrefix(text, "\x1b[?1049h\x1b[?25l") || !strings.HasSuffix(text, "\x1b[?25h\x1b[?1049l") {
+		if text := lab.Abandoned.ReplaceAllString(term.output.String(), ""); !strings.HasPrefix(text, "\x1b[?1049h\x1b[?25l") || !strings.HasSuffix(text, "\x1b[?25h\x1b[?1049l") {
 			return fmt.Errorf("%q", text)
 		}
 		return nil

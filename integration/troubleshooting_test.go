@@ -533,7 +533,7 @@ func thisHost() string {
 
 // stable replaces what is different each time.
 func stable(text string) string {
-	text = abandoned.ReplaceAllString(text, "")
+	text = lab.Abandoned.ReplaceAllString(text, "")
 	text = expires.ReplaceAllString(text, "for 10799 s more")
 	text = commit.ReplaceAllString(text, "2026-11-22T03:00:00.579634336Z generation 3 by $1 (pid 19914):")
 	text = left.ReplaceAllString(text, "expires 2h59m59s")

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -20,11 +19,8 @@ func runRuledump(t *testing.T, h *lab.Host, args ...string) (status int, output 
 	t.Helper()
 	p := lab.Start(t, h, "ruledump", args...)
 	_ = p.Wait() // the status says it
-	return p.Cmd.ProcessState.ExitCode(), abandoned.ReplaceAllString(p.Output(), "")
+	return p.Cmd.ProcessState.ExitCode(), lab.Abandoned.ReplaceAllString(p.Output(), "")
 }
-
-// abandoned is what ruledump says of recorded rules, which no proxy keeps.
-var abandoned = regexp.MustCompile(`(?m)^ruledump: no proxy keeps these rules: .*\n`)
 
 // ruledumped returns the JSON that a command prints.
 func ruledumped[T any](t *testing.T, h *lab.Host, args ...string) (document T) {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/http"
 	"os/exec"
+	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -13,6 +14,9 @@ import (
 
 	"github.com/nftproxy/nftproxy/internal/testkit/await"
 )
+
+// Abandoned matches what each command of ruledump says on standard error about rules that no proxy keeps, as in most labs.
+var Abandoned = regexp.MustCompile(`(?m)^ruledump: no proxy keeps these rules: .*\n`)
 
 // Process is a command that runs in a host of the lab, for no longer than the test.
 type Process struct {
