@@ -174,7 +174,10 @@ func (r *refusals) rulesBefore(own *nft.Table, chain *nft.Chain, to *nft.Table, 
 		for _, s := range rule.Statements {
 			v, _ := s.(nft.Verdict)
 			next := own.Chain(v.Chain)
-			if next == nil {
+			leadsThere := func(earlier nft.Rule) bool {
+				return has(&earlier, func(e nft.Verdict) bool { return e.Chain == v.Chain })
+			}
+			if next == nil || !isDirect(next.Name) && slices.ContainsFunc(chain.Rules[:i], leadsThere) { // one rule for each ServiceCIDR
 				continue
 			}
 			switch compiler.RoleOf(next.Name) {
