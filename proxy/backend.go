@@ -119,9 +119,6 @@ func (b *Backend) Close() error { return b.reader.Close() }
 // before the first Sync.
 func (b *Backend) RemoveStaleFlows(c *conntrack.Cleaner) { b.flows = c }
 
-// maxNamed bounds the names in a line of the log.
-const maxNamed = 10
-
 // Sync compiles the changes and commits them, in one transaction for both IP families.
 //
 // The first Sync reads the kernel's tables and commits the difference. If they are another program's, it replaces them
