@@ -185,3 +185,19 @@ func TestRangesFollow(t *testing.T) {
 		}
 	}
 }
+
+// Later packets of IPv6 pay for a comparison of the state of their connection, and not for one of the address.
+func TestRangesOfIPv6(t *testing.T) {
+	c, err := New(Default())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Apply(&model.Changes{ServiceCIDRsChanged: true, ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("fd00::/108")}})
+	for chain, want := range map[string]string{
+		"nat-prerouting": "ip6 daddr fd00::/108 jump services", "filter-forward": "ct state new ip6 daddr fd00::/108 jump forward-check",
+	} {
+		if got := c.Tables()[1].Chain(chain).Rules[0].String(); got != want {
+			t.Errorf("%s: %q, want %q", chain, got, want)
+		}
+	}
+}
