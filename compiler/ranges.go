@@ -69,11 +69,14 @@ func (p *program) serviceRanges() []netip.Prefix {
 	return withoutNested(prefixesOf(p.family, p.serviceCIDRs))
 }
 
+// maxRanges bounds the comparisons that each packet pays. With more ranges they would cost more than the lookups do.
+const maxRanges = 8
+
 // inRanges returns rules that run statements for packets to some prefixes, or to everywhere. The address comes first: most
 // packets then cost one comparison. An IPv6 address comes after other conditions: to compare it takes the kernel up to 50 ns,
 // and the state of a connection 13.
 func (p *program) inRanges(ranges []netip.Prefix, everywhere bool, statements ...nft.Statement) (rules []nft.Rule) {
-	if everywhere || slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return r.Bits() == 0 }) {
+	if everywhere || len(ranges) > maxRanges || slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return r.Bits() == 0 }) {
 		return []nft.Rule{nft.NewRule(statements...)}
 	}
 	at := 0

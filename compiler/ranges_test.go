@@ -201,3 +201,20 @@ func TestRangesOfIPv6(t *testing.T) {
 		}
 	}
 }
+
+func TestRangesAreBounded(t *testing.T) {
+	c, err := New(Default())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for count, want := range map[int]string{maxRanges: "ip daddr 10.0.0.0/16 ct state new jump forward-check", maxRanges + 1: "ct state new jump forward-check"} {
+		changes := &model.Changes{ServiceCIDRsChanged: true}
+		for i := range count {
+			changes.ServiceCIDRs = append(changes.ServiceCIDRs, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i)}), 16))
+		}
+		c.Apply(changes)
+		if got := c.Tables()[0].Chain("filter-forward").Rules[0].String(); got != want {
+			t.Errorf("%d ServiceCIDRs: %q, want %q", count, got, want)
+		}
+	}
+}
