@@ -26,6 +26,15 @@ var (
 	dnsIPs        = []string{"10.96.0.10", "fd00:10:96::a"}
 )
 
+// nodeRanges are the ranges of the nodes' addresses, in YAML.
+func nodeRanges() string {
+	var quoted []string
+	for _, own := range machineAddrs {
+		quoted = append(quoted, fmt.Sprintf("%q", own.Masked()))
+	}
+	return strings.Join(quoted, ", ")
+}
+
 // clientAddrFor returns the machine's client address of a load balancer's family.
 func clientAddrFor(addr netip.Addr) netip.Addr {
 	for _, own := range clientAddrs {

@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-// proxyConfig is the configuration of every proxy: its fields are kube-proxy's.
+// proxyConfig is the configuration of every proxy: its fields are kube-proxy's. Node ports answer on loopback too, for the
+// specs of LocalhostNodePorts.
 const proxyConfig = `apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
 clientConnection: {kubeconfig: %[1]q}
@@ -23,6 +24,7 @@ metricsBindAddress: "[::]:10249"
 oomScoreAdj: 0
 conntrack: {maxPerCore: 0, min: 0}
 featureGates: {%[5]s}
+nodePortAddresses: [%[6]s, 127.0.0.0/8, "::1/128"]
 `
 
 // healthPort is the port at which every proxy answers probes.
@@ -44,7 +46,7 @@ func (p contender) command(c *cluster, n node) (*exec.Cmd, error) {
 	if p.server != nil {
 		kubeconfig, args = "", append(args, p.server.clientFlags(n)...)
 	}
-	config := fmt.Appendf(nil, proxyConfig, kubeconfig, podRanges, n.Name, p.mode, p.gates)
+	config := fmt.Appendf(nil, proxyConfig, kubeconfig, podRanges, n.Name, p.mode, p.gates, nodeRanges())
 	return program(p.binary, args...), os.WriteFile(file, config, 0o644)
 }
 
@@ -53,7 +55,7 @@ func (o options) contender(name string) (contender, error) {
 	case "nftproxy":
 		return contender{name: name, binary: filepath.Join(o.binaries, "kube-proxy"), mode: "nftables"}, nil
 	case "kube-proxy":
-		return contender{name: name, binary: filepath.Join(o.programs, "kube-proxy"), mode: "nftables"}, nil
+		return contender{name: name, binary: filepath.Join(o.programs, "kube-proxy"), mode: "nftables", gates: "KubeProxyNFTablesLocalhostNodePorts: true"}, nil
 	case "kube-proxy-iptables":
 		return contender{name: name, binary: filepath.Join(o.programs, "kube-proxy"), mode: "iptables"}, nil
 	}
