@@ -72,9 +72,14 @@ func (c *cluster) packet() evaluator.Packet {
 	family := model.Families[c.choose(2)]
 	to := c.addr(family, []byte{serviceNet, serviceNet, externalNet, podNet}[c.choose(4)], 5)
 	from := c.addr(family, []byte{podNet, 7}[c.choose(2)], 5)
+	port := []uint16{80, 81, 30000, 30001, 30002, 8080}[c.choose(6)]
+	if ips := c.compiler.families[0].program.node.IPs; c.maybe(3) && len(ips) > 0 {
+		to, port = ips[c.choose(len(ips))], uint16(30000+c.choose(3))
+		from = c.addr(model.FamilyOf(to), podNet, 5)
+	}
 	p := evaluator.Packet{
 		Source:      netip.AddrPortFrom(from, 40000),
-		Destination: netip.AddrPortFrom(to, []uint16{80, 81, 30000, 30001, 30002, 8080}[c.choose(6)]),
+		Destination: netip.AddrPortFrom(to, port),
 		Protocol:    []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP}[c.choose(2)],
 		Local:       c.maybe(3),
 	}

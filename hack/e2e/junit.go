@@ -24,6 +24,14 @@ type spec struct {
 	message string
 }
 
+// text is the spec's name without the list of labels that ginkgo writes behind it, and that its expressions do not match.
+func (s spec) text() string {
+	if i := strings.LastIndex(s.name, " ["); i > 0 {
+		return s.name[:i]
+	}
+	return s.name
+}
+
 // readJUnit returns the specs of a report of ginkgo's: those that ran, and those that skipped themselves. Not those that
 // the expressions leave out.
 func readJUnit(path string) ([]spec, error) {

@@ -137,3 +137,14 @@ func TestListings(t *testing.T) {
 		t.Errorf("images (-want +got):\n%s", diff)
 	}
 }
+
+func TestSpecText(t *testing.T) {
+	for name, want := range map[string]string{
+		"[sig-network] LoadBalancers should work [Slow] [sig-network, Slow]": "[sig-network] LoadBalancers should work [Slow]",
+		"[SynchronizedBeforeSuite]": "[SynchronizedBeforeSuite]",
+	} {
+		if got := (spec{name: name}).text(); got != want {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
+}

@@ -98,9 +98,6 @@ func (o options) runSuite(ctx context.Context, c *cluster) error {
 		}
 	}
 	r.ended = c.deadProxies()
-	if err := o.judge(ctx, c, &r, known); err != nil {
-		return err
-	}
 	for _, s := range selected.scenarios {
 		progress("%s: %s", s.name, s.shows)
 		r.scenarios = append(r.scenarios, c.runScenario(ctx, o, s))
@@ -110,6 +107,9 @@ func (o options) runSuite(ctx context.Context, c *cluster) error {
 		if err := o.writePage(&r); err != nil {
 			return err
 		}
+	}
+	if err := o.judge(ctx, c, &r, known); err != nil {
+		return err
 	}
 	return errors.Join(o.writePage(&r), r.verdict())
 }
@@ -133,7 +133,7 @@ func (o options) judge(ctx context.Context, c *cluster, r *report, known map[str
 	}
 	var names []string
 	for _, f := range failed {
-		names = append(names, regexp.QuoteMeta(f.name))
+		names = append(names, regexp.QuoteMeta(f.text()))
 	}
 	result, err := c.runPart(ctx, o, "kube-proxy", strings.Join(names, "|"), "")
 	if err != nil {
