@@ -81,7 +81,8 @@ func TestSchema(t *testing.T) {
 		} {
 			t.Run(c.Name+"/"+command[0], func(t *testing.T) {
 				status, stdout, stderr := execute(append(command, "-o", "json")...)
-				if status != 0 && (command[0] != "check" || status != exitDifferent) {
+				// Findings make it 1, and clients whose way manifests do not tell make it 2: those of detectLocal by interface.
+				if status != 0 && (command[0] != "check" || stdout == "") {
 					t.Fatalf("status %d: %s", status, stderr)
 				}
 				conforms(t, stdout)
