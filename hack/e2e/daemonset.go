@@ -147,11 +147,8 @@ func runDaemonSet(ctx context.Context, s *scenarioRun) error {
 	if err != nil {
 		return err
 	}
-	made, err := s.serve(ctx)
+	made, err := s.serveWithControl(ctx)
 	if err != nil {
-		return err
-	}
-	if err := s.withoutRules(ctx, made); err != nil {
 		return err
 	}
 	s.later(func(context.Context) error { return s.removeDaemonSet(overlay) })

@@ -25,11 +25,8 @@ const (
 
 // runDirectReturn takes a node out of the route to two Services' addresses, and puts it back, while connections are open.
 func runDirectReturn(ctx context.Context, s *scenarioRun) error {
-	made, err := s.serve(ctx)
+	made, err := s.serveWithControl(ctx)
 	if err != nil {
-		return err
-	}
-	if err := s.withoutRules(ctx, made); err != nil {
 		return err
 	}
 	gated, err := s.options.contender("nftproxy")

@@ -4,11 +4,8 @@ import "context"
 
 // runSwap swaps the proxies of all nodes, from each mode of Kubernetes' kube-proxy to this one and back.
 func runSwap(ctx context.Context, s *scenarioRun) error {
-	made, err := s.serve(ctx)
+	made, err := s.serveWithControl(ctx)
 	if err != nil {
-		return err
-	}
-	if err := s.withoutRules(ctx, made); err != nil {
 		return err
 	}
 	for _, name := range []string{"kube-proxy", "nftproxy", "kube-proxy", "kube-proxy-iptables", "nftproxy", "kube-proxy-iptables", "nftproxy"} {
@@ -39,6 +36,15 @@ func (s *scenarioRun) swapTo(ctx context.Context, p contender, made servers) err
 		return s.measure(ctx, title, iptablesGap, made.all(), swap)
 	}
 	return s.step(ctx, title, counts, made.all(), swap)
+}
+
+// serveWithControl makes the servers, and shows that requests to them fail where no proxy serves.
+func (s *scenarioRun) serveWithControl(ctx context.Context) (servers, error) {
+	made, err := s.serve(ctx)
+	if err != nil {
+		return made, err
+	}
+	return made, s.withoutRules(ctx, made)
 }
 
 // withoutRules is a control: the first node has no proxy and no rules.

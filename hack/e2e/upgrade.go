@@ -22,11 +22,8 @@ func runUpgrade(ctx context.Context, s *scenarioRun) error {
 	if err != nil {
 		return err
 	}
-	made, err := s.serve(ctx)
+	made, err := s.serveWithControl(ctx)
 	if err != nil {
-		return err
-	}
-	if err := s.withoutRules(ctx, made); err != nil {
 		return err
 	}
 	for _, to := range []contender{before, now, before, now} {
